@@ -1,0 +1,42 @@
+# Two commands do all the set-up on a fresh machine: `make serve` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+# Name a package index of your own, e.g. PIP_INDEX="--index-url URL" or TORCH_INDEX="--extra-index-url URL"; empty: pip's default.
+PIP_INDEX ?=
+TORCH_INDEX ?=
+ARGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_INDEX) $(TORCH_INDEX)
+
+.PHONY: serve test check bench sim gpu clean
+
+serve: $(VENV)/.engine
+	$(BIN)/closeranks serve $(ARGS)
+
+# All tests; what CI runs.
+test: check
+	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+# Quick: lint, types, import arrows and every test that starts no engine (under 3 minutes).
+check: $(VENV)/.dev
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.engine: $(BIN)/python pyproject.toml
+	@echo "installing closeranks[engine] into $(VENV) (README: what is downloaded and how large)"
+	$(PIP) -e ".[engine]"
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml
+	@echo "installing closeranks[engine,nixl,recipe,dev] into $(VENV)"
+	$(PIP) -e ".[engine,recipe,dev]"
+	$(PIP) --no-deps nixl-cu12==1.5.1
+	@touch $@ $(VENV)/.engine
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
