@@ -1,0 +1,132 @@
+"""Evidence of a process while it still is in its state: stacks by py-spy, /proc, the tail of its log.
+
+Every function is bounded in time and size and returns what it could get: a process that does not let itself be read
+is itself evidence, and must not hold recovery up.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+TAIL_BYTES = 256 * 1024
+_PROC_FILES = ("status", "stat", "wchan", "syscall", "cgroup", "limits", "io")
+
+
+def py_spy() -> str | None:
+    """Path of py-spy: beside this interpreter, else on PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / "py-spy"
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+async def stacks(pid: int, timeout_s: float = 3.0) -> str:
+    """`py-spy dump` of a process as text; a stopped process is read with --nonblocking. Never raises, says why not."""
+    program = py_spy()
+    if program is None:
+        return "no stacks: py-spy is not installed\n"
+    said = []
+    for extra in ([], ["--nonblocking"]):
+        if extra == [] and _state(pid) in "TtZ":  # ptrace waits for a stopped process, and a zombie has no stack
+            continue
+        process = await asyncio.create_subprocess_exec(
+            program, "dump", "--pid", str(pid), *extra, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), timeout_s)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            said.append(f"py-spy {' '.join(extra)} did not answer in {timeout_s} s")
+            continue
+        if process.returncode == 0 and out.strip():
+            return out.decode(errors="replace")
+        said.append(f"py-spy {' '.join(extra)} exited {process.returncode}: {err.decode(errors='replace').strip()}")
+    return "no stacks: " + "; ".join(said or ["the process is a zombie or gone"]) + "\n"
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return "Z"
+
+
+async def stands_still(pid: int, window_s: float = 1.0) -> bool:
+    """Whether no thread of the process ran during the window (no context switch, no CPU), or it is stopped or gone."""
+    before = _work(pid)
+    if before is None or _state(pid) in "TtZ":
+        return True
+    await asyncio.sleep(window_s)
+    return _work(pid) in (None, before)
+
+
+def _work(pid: int) -> tuple[int, int] | None:
+    """(context switches, CPU ticks) summed over the threads of a process; None: it is gone."""
+    switches = ticks = 0
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            base = Path(f"/proc/{pid}/task/{task}")
+            for line in (base / "status").read_text().splitlines():
+                if "ctxt_switches" in line:
+                    switches += int(line.split()[1])
+            fields = (base / "stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+    except (OSError, IndexError, ValueError):
+        return None
+    return switches, ticks
+
+
+def proc(pid: int) -> str:
+    """What /proc says of a process and its threads: state, wait channel, context switches, CPU."""
+    lines = []
+    for name in _PROC_FILES:
+        try:
+            text = Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+        except OSError as error:
+            text = f"unreadable: {error.strerror}\n"
+        lines.append(f"== {name}\n{text.rstrip()}\n")
+    try:
+        tasks = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
+    except OSError:
+        tasks = []
+    for task in tasks[:256]:
+        try:
+            base = Path(f"/proc/{pid}/task/{task}")
+            status = dict(line.split(":", 1) for line in (base / "status").read_text().splitlines() if ":" in line)
+            wchan = (base / "wchan").read_text()
+        except OSError:  # the thread ended between listing and reading
+            continue
+        keep = ("Name", "State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+        shown = ", ".join(f"{key} {status.get(key, '?').strip()}" for key in keep)
+        lines.append(f"task {task}: {shown}, wchan {wchan}")
+    return "\n".join(lines) + "\n"
+
+
+def tail(path: Path, limit: int = TAIL_BYTES) -> bytes:
+    """The last `limit` bytes of a file; a line that says why not, if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - limit))
+            return file.read()
+    except OSError as error:
+        return f"unreadable: {error.strerror}\n".encode()
+
+
+def write_manifest(folder: Path, facts: dict[str, object]) -> None:
+    """`manifest.json`: the given facts, and size and SHA-256 of every other file in the folder."""
+    files = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json"):
+        data = path.read_bytes()
+        files[str(path.relative_to(folder))] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps({"schema": 1, **facts, "files": files}, indent=1) + "\n")
+
+
+def keep_newest(parent: Path, number: int) -> None:
+    """Remove the oldest incident folders beyond `number`, by name (names begin with their time)."""
+    folders = sorted(p for p in parent.iterdir() if p.is_dir())
+    for folder in folders[: max(0, len(folders) - number)]:
+        shutil.rmtree(folder)

@@ -1,0 +1,231 @@
+"""One engine under supervision: a leader and its ranks, replaced whole at any fault, under the next epoch.
+
+There is no partial repair. A leader or rank that ends, or a leader whose heartbeat stops, ends the epoch: evidence
+first (bounded), then every process of the epoch is killed and reaped, and only then the next epoch starts, with
+`ended_epoch` saying so. Peers rely on that: what a reaped process might have written, it has written.
+"""
+
+import asyncio
+import enum
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from closeranks.evidence import capture
+from closeranks.supervise import child, incident
+
+STORM_EPOCHS = 3
+STORM_S = 60.0
+"""This many faulted epochs within this many seconds, none with a culprit, stop the engine."""
+HEARTBEAT_S = 4.0
+"""A leader that has not beaten for so long, and whose process stands still beside, has stopped."""
+EPOCHS_KEPT = 5
+"""Folders of past epochs (settings, logs, step logs) that are kept; incidents are kept apart."""
+STOP_S = 5.0
+"""Patience with a wanted stop before SIGKILL."""
+
+log = structlog.get_logger()
+
+
+class State(enum.Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    STOPPED = "stopped"
+    """Ended as wanted."""
+    GIVEN_UP = "given up"
+    """A restart storm; the evidence is kept, nothing is started any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One process of an epoch: `python -m module settings.json`."""
+
+    name: str
+    module: str
+    settings: dict[str, object]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What tells one life of an engine from the next. Peers take `ended` as attested: all up to it is reaped."""
+
+    number: int
+    instance: int
+    ended: int
+
+
+Plan = Callable[[Epoch, Path], list[Program]]
+"""The programs of an epoch, leader first, given its folder."""
+
+
+class Engine:
+    """Runs epochs until `stop`. `changed` is called at every change of state, from the event loop."""
+
+    def __init__(self, name: str, python: str, folder: Path, plan: Plan, changed: Callable[["Engine"], None]) -> None:
+        self.name = name
+        self.state = State.STARTING
+        self.epoch = Epoch(0, 0, 0)
+        self.children: list[child.Child] = []
+        self.restarts = 0
+        self.last_incident: Path | None = None
+        self._python = python
+        self._folder = folder
+        self._plan = plan
+        self._changed = changed
+        self._stop = asyncio.Event()
+        self._faults: list[float] = []
+
+    @property
+    def incidents(self) -> Path:
+        return self._folder / "incidents"
+
+    def stop(self) -> None:
+        """End the epoch as wanted; `run` returns once every process is reaped."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Start the first epoch and every next one; returns after `stop` or when it has given up."""
+        number = self._last_epoch()
+        while not self._stop.is_set():
+            number += 1
+            self.epoch = Epoch(number, secrets.randbits(62) + 1, number - 1)
+            self._remember_epoch(number)
+            self._set(State.STARTING if not self.restarts else State.RECOVERING)
+            reason = await self._live(self._folder / str(number))
+            if reason is None:
+                break
+            self.restarts += 1
+            if self._is_storm():
+                self._set(State.GIVEN_UP)
+                log.error("engine stopped after repeated faults", engine=self.name, incidents=str(self.incidents))
+                await self._stop.wait()
+                return
+        self._set(State.STOPPED)
+
+    async def _live(self, folder: Path) -> str | None:
+        """One epoch, from start to the last process reaped. The fault that ended it; None: it was told to stop."""
+        self._prune()
+        folder.mkdir(parents=True, exist_ok=True)
+        programs = self._plan(self.epoch, folder)
+        self.children = []
+        try:
+            for program in programs:
+                path = folder / f"{program.name}.json"
+                path.write_text(json.dumps(program.settings, indent=1) + "\n")
+                argv = [self._python, "-m", program.module, str(path)]
+                self.children.append(await child.start(program.name, argv, folder / f"{program.name}.log", program.env))
+            log.info("engine starts", engine=self.name, epoch=self.epoch.number, pids=[c.pid for c in self.children])
+            reason = await self._watch(folder)
+            if reason is not None:
+                self._set(State.RECOVERING)
+                log.error("engine fault", engine=self.name, epoch=self.epoch.number, reason=reason)
+                await self._keep_evidence(folder, reason)
+            else:
+                await self.children[0].end(STOP_S)  # the leader tells its ranks to stop, and goes
+                await asyncio.gather(*(c.end(STOP_S) for c in self.children[1:]))
+            return reason
+        finally:
+            await asyncio.gather(*(c.end(0) for c in self.children))
+
+    async def _watch(self, folder: Path) -> str | None:
+        """Until something ends or the leader's heartbeat stops: what it was. None: `stop` was called."""
+        heartbeat = Heartbeat(folder / "heartbeat")
+        waits = {asyncio.create_task(c.wait(), name=c.name) for c in self.children}
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            while True:
+                done, _ = await asyncio.wait({*waits, stop}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                if stop in done:
+                    return None
+                if done:
+                    ended = [c for c in self.children if c.exit_code is not None]
+                    return ", ".join(f"{c.name} {said_exit(c.exit_code)}" for c in ended)
+                for c in self.children:
+                    c.trim()
+                silence = heartbeat.silence()
+                if silence is None:
+                    continue
+                self._set(State.RUNNING)
+                leader = self.children[0]
+                if silence > HEARTBEAT_S and await capture.stands_still(leader.pid):
+                    return f"{leader.name} has not beaten for {silence:.1f} s and does not run"
+        finally:
+            for task in (*waits, stop):
+                task.cancel()
+
+    async def _keep_evidence(self, folder: Path, reason: str) -> None:
+        fault = incident.fault_of(folder / "fault.json")
+        if not fault.get("culprit"):
+            self._faults.append(time.monotonic())
+        facts: dict[str, object] = {"engine": self.name, "epoch": self.epoch.number, "fault": fault}
+        extra = [
+            p for p in (*folder.glob("fault.json"), *folder.glob("*.stacks"), *folder.glob("log/*")) if p.is_file()
+        ]
+        try:
+            self.last_incident = await incident.write(self.incidents, reason, self.children, facts, extra[-16:])
+        except OSError as error:  # a full disk must not keep the engine down
+            log.error("incident folder could not be written", engine=self.name, error=str(error))
+            return
+        log.error("evidence kept", engine=self.name, incident=str(self.last_incident))
+
+    def _is_storm(self) -> bool:
+        recent = [t for t in self._faults if t > time.monotonic() - STORM_S]
+        return len(recent) >= STORM_EPOCHS
+
+    def _set(self, state: State) -> None:
+        if state is not self.state:
+            self.state = state
+            self._changed(self)
+
+    def _prune(self) -> None:
+        if self._folder.is_dir():
+            past = sorted((p for p in self._folder.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
+            for path in past[: -EPOCHS_KEPT or None]:
+                shutil.rmtree(path)
+
+    def _last_epoch(self) -> int:
+        try:
+            return int((self._folder / "epoch").read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def _remember_epoch(self, number: int) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "epoch").write_text(f"{number}\n")
+
+
+def said_exit(code: int | None) -> str:
+    """`exited with 70 (fault)`, `was ended by signal 9`."""
+    if code is None:
+        return "runs"
+    if code < 0:
+        return f"was ended by signal {-code}"
+    return f"exited with {code}" + (" (fault)" if code == 70 else "")
+
+
+class Heartbeat:
+    """The leader touches a file once a second; only changes of its time count, read against this process's clock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = 0
+        self._since = 0.0
+
+    def silence(self) -> float | None:
+        """Seconds since the last beat was noticed; None before the first."""
+        try:
+            beat = self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        now = time.monotonic()
+        if beat != self._seen:
+            self._seen, self._since = beat, now
+        return now - self._since
