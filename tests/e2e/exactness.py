@@ -1,0 +1,167 @@
+"""Answers of the served model against `transformers`, over the product of everything that must not change them.
+
+    python -m tests.e2e.exactness            the full product on the tiny model (prints one line a combination)
+    python -m tests.e2e.exactness --cover    a cover of it in which every pair of values meets
+
+A combination is one `closeranks serve`; within it the same prompts go one by one and then 32 at once.
+"""
+
+import argparse
+import asyncio
+import itertools
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+
+from tests.e2e import tiny
+from tests.e2e.reference import Expected, Reference, Tally, compare
+from tests.e2e.service import Served, serve
+
+AXES: dict[str, tuple[str, ...]] = {
+    "ranks": ("both 1", "both 2", "pair 1+1", "pair 2+2", "pair 2+1", "pair 4+4"),
+    "backend": ("shm", "nixl"),
+    "overlap": ("on", "off"),
+    "radix": ("on", "off"),
+    "chunk": ("64", "512"),
+    "retraction": ("forced", "none"),
+}
+Combination = tuple[str, ...]
+AT_ONCE = 32
+OUTPUT = 24
+
+
+def product() -> list[Combination]:
+    """Every combination; without a hand-over (role both) there is one backend only."""
+    return [c for c in itertools.product(*AXES.values()) if not (c[0].startswith("both") and c[1] == "nixl")]
+
+
+def cover(combinations: Sequence[Combination] = ()) -> list[Combination]:
+    """A small part of the product in which every two values of different axes meet (greedy, deterministic)."""
+    left = list(combinations or product())
+    pairs = {pair for c in left for pair in itertools.combinations(enumerate(c), 2)}
+    chosen: list[Combination] = []
+    while pairs:
+        best = max(left, key=lambda c: sum(pair in pairs for pair in itertools.combinations(enumerate(c), 2)))
+        pairs -= set(itertools.combinations(enumerate(best), 2))
+        chosen.append(best)
+    return chosen
+
+
+def flags(combination: Combination) -> list[str]:
+    """The command line of a combination."""
+    ranks, backend, overlap, radix, chunk, retraction = combination
+    mode, sizes = ranks.split()
+    out = ["--chunked-prefill-size", chunk, "--disaggregation-transfer-backend", backend]
+    if mode == "both":
+        out += ["--disaggregation-mode", "null", "--tp-size", sizes]
+    else:
+        prefill, decode = sizes.split("+")
+        out += ["--prefill-tp-size", prefill, "--decode-tp-size", decode]
+    if overlap == "off":
+        out.append("--disable-overlap-schedule")
+    if radix == "off":
+        out.append("--disable-radix-cache")
+    # 32 sequences of up to 324 tokens take 450 pages: 120 pages force retraction, 2,000 never do
+    out += ["--num-pages", "120" if retraction == "forced" else "2000", "--threads", "1"]
+    return out
+
+
+def prompts() -> list[list[int]]:
+    """Lengths from 1 to 300, on and beside page and chunk borders, a third of them with a common prefix."""
+    draw = random.Random(7)
+    shared = [draw.randrange(5, tiny.VOCABULARY) for _ in range(100)]
+    lengths = [1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 300]
+    lengths += [draw.randrange(1, 300) for _ in range(AT_ONCE - len(lengths))]
+    found = []
+    for i, length in enumerate(lengths):
+        tail = [draw.randrange(5, tiny.VOCABULARY) for _ in range(length)]
+        found.append((shared + tail)[:300] if i % 3 == 0 else tail)
+    return found
+
+
+async def complete(
+    session: aiohttp.ClientSession, url: str, prompt: list[int], count: int, **more: object
+) -> list[int]:
+    """Token ids of a completion. Raises AssertionError with the server's words on anything but 200."""
+    body = {"model": "default", "prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True,
+            "return_token_ids": True, **more}  # fmt: skip
+    async with session.post(f"{url}/v1/completions", json=body) as answer:
+        text = await answer.text()
+        assert answer.status == 200, f"{answer.status}: {text}"
+        found: list[int] = (await answer.json())["choices"][0]["token_ids"]
+        return found
+
+
+async def hold_against(served: Served, expected: Sequence[Expected], tally: Tally, at_once: int) -> None:
+    """Send every prompt, `at_once` at a time, and compare."""
+    gate = asyncio.Semaphore(at_once)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+
+        async def one(e: Expected) -> list[int]:
+            async with gate:
+                return await complete(session, served.url, e.prompt, len(e.tokens))
+
+        answers = await asyncio.gather(*(one(e) for e in expected))
+        again: list[tuple[list[int], int]] = []
+        for e, got in zip(expected, answers, strict=True):
+
+            def ask(prompt: list[int], count: int) -> list[int]:
+                again.append((prompt, count))
+                raise LookupError
+
+            try:
+                compare(e, ask, got, tally)
+            except LookupError:  # a near tie: go on with the reference's token
+                prompt, count = again.pop()
+                rest = Expected(prompt, e.tokens[-count:], e.gaps[-count:])
+                await hold_against(served, [rest], tally, 1)
+
+
+def check(combination: Combination, model: Path, expected: Sequence[Expected]) -> Tally:
+    """Run one combination. Raises AssertionError naming the first difference."""
+    tally = Tally()
+    with serve(model, *flags(combination)) as served:
+        asyncio.run(hold_against(served, expected, tally, 1))
+        asyncio.run(hold_against(served, expected, tally, AT_ONCE))
+        for engine in served.status().values():
+            assert engine["pages_owned"] == 0, engine
+            assert engine["pages_quarantined"] == 0, engine
+        if combination[5] == "forced":
+            assert sum(e["counters"].get("retracted", 0) for e in served.status().values()) > 0, "nothing was retracted"
+    tally.check()
+    return tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cover", action="store_true")
+    parser.add_argument("--from", type=int, default=0, dest="first", help="skip this many combinations")
+    args = parser.parse_args()
+    model = tiny.make(Path(tempfile.mkdtemp(prefix="crt-")))
+    reference = Reference(model)
+    expected = [reference.continue_(prompt, OUTPUT) for prompt in prompts()]
+    combinations = cover() if args.cover else product()
+    total, failed, begin = Tally(), 0, time.monotonic()
+    for i, combination in enumerate(combinations[args.first :], args.first + 1):
+        try:
+            tally = check(combination, model, expected)
+        except AssertionError as error:
+            failed += 1
+            print(f"{i}/{len(combinations)} {' | '.join(combination)}: DIFFERS: {error}", flush=True)
+            continue
+        total.positions += tally.positions
+        total.ties += tally.ties
+        print(f"{i}/{len(combinations)} {' | '.join(combination)}: equal, {tally.ties} ties", flush=True)
+    took = time.monotonic() - begin
+    print(f"{len(combinations)} combinations, {failed} differ, {took:.0f} s")
+    print(f"{total.positions} positions, {total.ties} near ties")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
