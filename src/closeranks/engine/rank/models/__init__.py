@@ -1,0 +1,1 @@
+"""Models. Each declares the planes of its pages; pool, transfer and checksum know nothing else of it."""
