@@ -106,14 +106,18 @@ class Pool:
         self.page_bytes = self.share_bytes * len(self.shares)
         """Bytes of this rank's part of a page."""
         self.nbytes = self.page_bytes * num_pages
+        self.stamp = os.urandom(16)
+        """Lies behind the last byte: who opens `path` sees whether it is this pool (process numbers are reused)."""
         shape = (num_pages, len(self.shares), *layout.share_shape(page_size))
         if self.device.type == "cpu":
             self._fd = os.memfd_create(f"closeranks-pool-{rank}", os.MFD_CLOEXEC)
-            os.ftruncate(self._fd, self.nbytes)
-            self._map = mmap.mmap(self._fd, self.nbytes)
-            self.bytes: memoryview | None = memoryview(self._map)
+            os.ftruncate(self._fd, self.nbytes + len(self.stamp))
+            self._map = mmap.mmap(self._fd, self.nbytes + len(self.stamp))
+            self._map[self.nbytes :] = self.stamp
+            self.bytes: memoryview | None = memoryview(self._map)[: self.nbytes]
             """The whole buffer, on the CPU only."""
-            self.tensor: torch.Tensor = torch.frombuffer(self._map, dtype=layout.dtype).view(shape)
+            count = self.nbytes // layout.dtype.itemsize
+            self.tensor: torch.Tensor = torch.frombuffer(self._map, dtype=layout.dtype, count=count).view(shape)
         else:
             self._fd = -1
             self.bytes = None

@@ -68,6 +68,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The ranks of a group must have met within this time (they load weights before)."""
     ranks_endpoint: str = ""
     """The leader's ROUTER for its ranks, e.g. `ipc:///run/…/ranks.sock`."""
+    curve_key_file: str = ""
+    """Key pair of the deployment, needed where `ranks_endpoint` is tcp."""
     rendezvous: str = ""
     """Where the ranks of the group meet: a folder (one host), or host:port of rank 0 (several hosts)."""
 

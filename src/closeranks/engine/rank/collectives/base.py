@@ -5,6 +5,7 @@ rank. Each message says what it is (epoch, step, sequence number, operation, typ
 them before it uses a byte: ranks that disagree fail, all of them, and never take one message for another.
 """
 
+import math
 from typing import Protocol
 
 import torch
@@ -59,7 +60,7 @@ class Group(Protocol):
         ...
 
     def gather(self, t: torch.Tensor) -> list[torch.Tensor] | None:
-        """Every rank's `t` in rank order on rank 0, None elsewhere. Tensors may differ in their last dimension."""
+        """Every rank's `t` in rank order on rank 0, None elsewhere. `t` is [rows.., width]; widths may differ."""
         ...
 
     def broadcast(self, t: torch.Tensor) -> None:
@@ -113,6 +114,18 @@ def mismatch(rank: int, heads: list[tuple[int, ...]]) -> CollectiveMismatch | No
             told = "; ".join(f"rank {r} is at {described(h)}" for r, h in enumerate(heads) if r in (0, other, rank))
             return CollectiveMismatch(rank, f"ranks are not at the same operation: {told}")
     return None
+
+
+def rows_of(t: torch.Tensor) -> int:
+    """Product of all dimensions but the last.
+
+    Raises:
+        ValueError: there is no row, so the others' widths could not be told.
+    """
+    rows = math.prod(t.shape[:-1])
+    if t.dim() < 2 or rows < 1:
+        raise ValueError(f"a tensor of shape {tuple(t.shape)} cannot be gathered: it has no rows")
+    return rows
 
 
 def reduce_into(out: torch.Tensor, parts: list[torch.Tensor]) -> None:

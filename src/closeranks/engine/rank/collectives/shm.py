@@ -19,7 +19,7 @@ import time
 import torch
 
 from . import futex
-from .base import DTYPES, OPS, CollectiveTimeout, chained, described, mismatch, reduce_into
+from .base import DTYPES, OPS, CollectiveTimeout, chained, described, mismatch, reduce_into, rows_of
 
 HEAD_WORDS = 64
 """64-bit words of a rank's head: 0 published number, 1 progress; from 16 on one message head of 8 words per slot."""
@@ -94,7 +94,7 @@ class Shm:
         flat = t.view(-1)
         for start, count in self._pieces(flat):
             piece = flat[start : start + count]
-            slot, _ = self._exchange("all_reduce", t.dtype, piece, 1, piece.nbytes)
+            slot, _ = self._exchange("all_reduce", t.dtype, piece, 1, t.nbytes)
             whole = self._slots[t.dtype]
             reduce_into(piece, [whole[r, slot, :count] for r in range(self.size)])
 
@@ -102,14 +102,13 @@ class Shm:
         flat = t.view(-1)
         for start, count in self._pieces(flat):
             piece = flat[start : start + count]
-            slot, _ = self._exchange("broadcast", t.dtype, piece if self.rank == 0 else None, 1, piece.nbytes)
+            slot, _ = self._exchange("broadcast", t.dtype, piece if self.rank == 0 else None, 1, t.nbytes)
             if self.rank:
                 piece.copy_(self._slots[t.dtype][0, slot, :count])
 
     def gather(self, t: torch.Tensor) -> list[torch.Tensor] | None:
         flat = t.contiguous().view(-1)
-        width = t.shape[-1]
-        rows = t.numel() // width if width else 0
+        rows = rows_of(t)
         limit = self._slot_bytes // t.element_size()
         parts: list[torch.Tensor] = []
         counts: list[int] = []
@@ -128,7 +127,7 @@ class Shm:
             done += limit
         if self.rank:
             return None
-        return [part.view(*t.shape[:-1], part.numel() // rows if rows else 0) for part in parts]
+        return [part.view(*t.shape[:-1], part.numel() // rows) for part in parts]
 
     def close(self) -> None:
         """Leave. The mapping goes with the process: views of it may still be held."""
@@ -144,7 +143,10 @@ class Shm:
     def _exchange(
         self, op: str, dtype: torch.dtype, piece: torch.Tensor | None, rows: int, size: int
     ) -> tuple[int, list[tuple[int, ...]]]:
-        """Publish one message, wait for all others' and compare the heads. Returns the slot and the heads by rank."""
+        """Publish one message, wait for all others' and compare the heads. Returns the slot and the heads by rank.
+
+        `size` is that of the whole tensor, also where `piece` is a part of it.
+        """
         sequence = self._sequence + 1
         self._sequence = sequence
         slot = sequence % 2

@@ -1,0 +1,28 @@
+"""Moving pages into the pools of peer engines, and verifying those that arrived."""
+
+from typing import Any
+
+from ..planes import Pool
+from .base import Backend
+from .nixl import NixlBackend, available
+from .plan import PeerUnusable
+from .shm import ShmBackend
+from .worker import CHECKSUM, TransferThread
+
+__all__ = ["CHECKSUM", "Backend", "NixlBackend", "PeerUnusable", "ShmBackend", "TransferThread", "choose", "make"]
+
+
+def choose(wanted: str) -> str:
+    """Name of the backend to use: the wanted one, else NIXL if it imports, else shared memory.
+
+    Raises:
+        ValueError: NIXL is wanted and cannot be imported.
+    """
+    if wanted == "nixl" and not available():
+        raise ValueError("transfer_backend nixl: nixl_cu12 cannot be imported; install closeranks[nixl] or use shm")
+    return wanted or ("nixl" if available() else "shm")
+
+
+def make(wanted: str, pool: Pool, agent: str, transport: str) -> Backend[Any]:
+    """The backend of a rank; `agent` names it uniquely per instance and rank."""
+    return NixlBackend(pool, agent, transport) if choose(wanted) == "nixl" else ShmBackend(pool)

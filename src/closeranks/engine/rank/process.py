@@ -1,0 +1,64 @@
+"""What a rank is as a process: its title, its end with its parent, its stacks on a signal, its log."""
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import setproctitle
+import structlog
+
+from .settings import Settings
+
+_PR_SET_PDEATHSIG = 1
+_stacks = None
+
+
+def set_up(settings: Settings) -> None:
+    """Once, first thing.
+
+    Raises:
+        OSError: the run folder cannot be written.
+        SystemExit: the parent is gone already.
+    """
+    die_with_parent()
+    setproctitle.setproctitle(f"closeranks::rank {settings.engine} TP{settings.rank}")
+    sys.setswitchinterval(0.001)  # the step loop wants the interpreter back soon after a collective
+    stacks_on_signal(Path(settings.run_dir) / settings.engine / str(settings.epoch) / f"rank{settings.rank}.stacks")
+    log_to_stderr(settings)
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when its parent ends."""
+    parent = os.getppid()
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL)):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        raise SystemExit("the parent process ended while this one started")
+
+
+def stacks_on_signal(path: Path) -> None:
+    """SIGUSR1 appends the stacks of all threads to `path`, also while the interpreter is stuck."""
+    global _stacks
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _stacks = path.open("a")
+    faulthandler.register(signal.SIGUSR1, file=_stacks, all_threads=True)
+    faulthandler.enable()
+
+
+def log_to_stderr(settings: Settings) -> None:
+    """Lines for people on a terminal, JSON elsewhere."""
+    render = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            render,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.log_level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
