@@ -1,0 +1,96 @@
+"""`python -m closeranks.gateway SETTINGS.json`: the gateway process.
+
+Exits 0 after SIGTERM or SIGINT, 2 if the settings are wrong, 70 if it cannot serve (port taken, key file, template).
+"""
+
+import asyncio
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import setproctitle
+import structlog
+import uvloop
+
+from closeranks.gateway import app, logs, server, service, settings
+from closeranks.gateway.engines import CurveKeyError
+
+log = structlog.get_logger()
+_PR_SET_PDEATHSIG = 1
+
+
+async def serve(given: settings.Settings) -> int:
+    """Until a signal."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    sock = server.bind(given.host, given.port)
+    gateway = service.Gateway(given)
+    gateway.start()
+    http = server.make(app.make(gateway), given)
+    serving = asyncio.create_task(http.serve(sockets=[sock]))
+    port = sock.getsockname()[1]
+    _write(Path(given.run_dir) / "gateway.json", server.said(port, os.getpid()))
+    log.info("gateway listens", host=given.host, port=port)
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not serving.done():
+        await gateway.drain()
+        http.should_exit = True
+    await serving
+    await gateway.stop()
+    log.info("gateway stops")
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 2:
+        print("usage: python -m closeranks.gateway SETTINGS.json", file=sys.stderr)
+        return 2
+    try:
+        given = settings.read(argv[1])
+    except (OSError, msgspec.DecodeError) as error:
+        print(f"{argv[1]}: {error}", file=sys.stderr)
+        return 2
+    logs.configure(given)
+    setproctitle.setproctitle("closeranks::gateway")
+    _die_with_parent()
+    _raise_file_limit()
+    run_dir = Path(given.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    stacks = (run_dir / "gateway.stacks").open("a")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    try:
+        return uvloop.run(serve(given))
+    except (OSError, CurveKeyError) as error:
+        log.error("gateway cannot serve", error=str(error))
+        return 70
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all, for readers that wait for it."""
+    new = path.with_suffix(f".{os.getpid()}.new")
+    new.write_bytes(content)
+    os.replace(new, path)
+
+
+def _die_with_parent() -> None:
+    """No gateway outlives the process that started it."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _raise_file_limit() -> None:
+    """Each client is a descriptor."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,314 @@
+"""The routes. Each takes a bounded, timed body, answers in OpenAI's shapes, and carries `X-Request-Id` in and out."""
+
+import asyncio
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import structlog
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from closeranks.gateway import admin, chat, completions, openai
+from closeranks.gateway.errors import ApiError, Denied, Invalid, Slow, TooLarge, TooLong, Unknown
+from closeranks.gateway.model import Model
+from closeranks.gateway.reply import Format, Reply, Timing
+from closeranks.gateway.service import Gateway
+from closeranks.gateway.stream import ReplyResponse
+
+_RID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
+_THREAD_AT = 16_384
+"""Characters from which tokenizing happens beside the event loop (about 5 ms)."""
+
+log = structlog.get_logger()
+Handler = Callable[[Gateway, Request, str], Awaitable[Response]]
+
+
+def make(gateway: Gateway) -> ASGIApp:
+    """The ASGI application of a gateway."""
+
+    def route(path: str, handler: Handler, method: str, key: str = "api") -> Route:
+        return Route(path, partial(_handle, gateway, handler, key), methods=[method])
+
+    routes = [
+        route("/v1/chat/completions", _chat, "POST"),
+        route("/v1/completions", _completion, "POST"),
+        route("/v1/models", admin.models, "GET"),
+        route("/tokenize", _tokenize, "POST"),
+        route("/detokenize", _detokenize, "POST"),
+        route("/health", admin.health, "GET", key=""),
+        route("/ready", admin.ready, "GET", key=""),
+        route("/metrics", admin.metrics, "GET", key=""),
+        route("/server_info", admin.server_info, "GET"),
+        route("/abort_request", _abort, "POST", key="admin"),
+    ]
+    app = Starlette(routes=routes, exception_handlers={404: _refused, 405: _refused, Exception: _broken})
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """What routing itself refuses, in the same shape."""
+    what = f"{request.method} {request.url.path}"
+    if getattr(error, "status_code", 404) == 405:
+        return _error(Unknown(f"wrong method: {what}", status=405, code="method_not_allowed"), _new_rid())
+    return _error(Unknown(f"no such endpoint: {what}", code="unknown_url"), _new_rid())
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """A fault of the gateway itself; starlette raises it on, so that it is logged with its stack."""
+    return _error(ApiError(f"the gateway failed: {type(error).__name__}", code="internal_error"), _new_rid())
+
+
+async def _handle(gateway: Gateway, handler: Handler, key: str, request: Request) -> Response:
+    """What all endpoints share: the id, the key, errors in shape."""
+    rid = _new_rid()
+    endpoint = request.url.path
+    began = gateway.clock()
+    try:
+        rid = _rid(request.headers.get("x-request-id"), "X-Request-Id") or rid
+        if key:
+            _authorize(gateway, request, admin_only=key == "admin")
+        response = await handler(gateway, request, rid)
+        response_rid = rid
+    except ApiError as error:
+        response_rid = rid
+        response = _error(error, rid)
+        gateway.metrics.http.labels(endpoint, str(error.status)).inc()
+        seconds = round(gateway.clock() - began, 4)
+        said = str(error.message)[:200] if error.status != 400 else None  # 400s may quote what the client sent
+        log.info("refused", rid=rid, endpoint=endpoint, status=error.status, code=error.code, why=said, seconds=seconds)
+    except ClientDisconnect:
+        log.info("client left", rid=rid, endpoint=endpoint)
+        gateway.metrics.disconnects.inc()
+        return Response(status_code=499)
+    if not isinstance(response, ReplyResponse):
+        response.headers["x-request-id"] = response_rid
+    return response
+
+
+# ---- generation
+
+
+async def _chat(gateway: Gateway, request: Request, rid: str) -> Response:
+    asked = openai.parse(await _body(gateway, request), openai.ChatRequest)
+    openai.check_chat(asked)
+    rid = _rid(asked.rid, "rid") or rid
+    model = gateway.admit(rid, asked.n or 1)
+    name = _served(model, asked.model)
+    continue_final = bool(asked.continue_final_message)
+    tools = None if asked.tool_choice == "none" else asked.tools
+    prompt = chat.render(model, asked.messages, tools, continue_final, asked.chat_template_kwargs)
+    tokens = await _encode(gateway, model, prompt, special=False, param="messages")
+    top = chat.top_logprobs(asked)
+    format = chat.ChatFormat(rid, model, name, int(time.time()), top, _with_usage(asked), bool(asked.stream))
+    limit = asked.max_completion_tokens or asked.max_tokens
+    return _generate(gateway, rid, asked, format, [tokens], limit, -1 if top is None else top, "/v1/chat/completions")
+
+
+async def _completion(gateway: Gateway, request: Request, rid: str) -> Response:
+    asked = openai.parse(await _body(gateway, request), openai.CompletionRequest)
+    openai.check_completion(asked)
+    rid = _rid(asked.rid, "rid") or rid
+    given = completions.prompts(asked)
+    choices = len(given) * (asked.n or 1)
+    if choices > openai.MAX_CHOICES:
+        raise Invalid(f"{choices} choices in all; at most {openai.MAX_CHOICES} are allowed", param="n")
+    model = gateway.admit(rid, choices)
+    name = _served(model, asked.model)
+    prompts = []
+    for prompt in given:
+        if isinstance(prompt, str):
+            prompts.append(await _encode(gateway, model, prompt, special=True, param="prompt"))
+        else:
+            _check_ids(model, prompt, "prompt")
+            prompts.append(prompt)
+    top = asked.logprobs
+    format = completions.CompletionFormat(
+        rid, model, name, int(time.time()), top, _with_usage(asked), bool(asked.stream)
+    )
+    limit = asked.max_tokens or 16  # OpenAI's default
+    return _generate(gateway, rid, asked, format, prompts, limit, -1 if top is None else top, "/v1/completions")
+
+
+def _generate(
+    gateway: Gateway,
+    rid: str,
+    asked: openai.Common,
+    format: Format,
+    prompts: list[list[int]],
+    limit: int | None,
+    logprobs: int,
+    endpoint: str,
+) -> Response:
+    """Check lengths, start every choice, and answer with their reply."""
+    n = asked.n or 1
+    model = gateway.admit(rid, n * len(prompts))  # again: tokenizing took time
+    lengths = [_room(gateway, len(prompt), limit) for prompt in prompts]
+    stop_ids = list(dict.fromkeys(asked.stop_token_ids or ()))
+    _check_ids(model, stop_ids, "stop_token_ids")
+    if not asked.ignore_eos:
+        stop_ids = list(dict.fromkeys((*model.stop_ids, *stop_ids)))
+    reply = Reply(
+        rid=rid,
+        format=format,
+        streams=bool(asked.stream),
+        with_usage=_with_usage(asked),
+        prompt_tokens=sum(map(len, prompts)),
+        timing=Timing(gateway.clock()),
+        clock=gateway.clock,
+    )
+    seed = secrets.randbits(63)
+    stops = openai.stop_strings(asked)
+    skip = asked.skip_special_tokens is not False
+    gateway.open(reply)
+    for index in range(n * len(prompts)):
+        at, nth = divmod(index, n)
+        sampling = openai.sampling(asked, seed, logprobs, nth)
+        gateway.submit(reply, index, prompts[at], lengths[at], sampling, stops, stop_ids, skip)
+    return ReplyResponse(reply, gateway.clock, lambda status: gateway.close(reply, endpoint, status))
+
+
+def _room(gateway: Gateway, prompt: int, asked: int | None) -> int:
+    """How many tokens may be generated. Raises TooLong, Invalid."""
+    limit = gateway.limit()
+    if prompt == 0:
+        raise Invalid("the prompt has no tokens", param="prompt")
+    if limit and prompt >= limit:
+        raise TooLong(f"the prompt has {prompt} tokens; the context holds {limit}, of which one must be new")
+    if asked is None:
+        return max(1, limit - prompt)
+    if limit and prompt + asked > limit:
+        said = f"{prompt} prompt tokens and {asked} new ones are {prompt + asked}; the context holds {limit}"
+        raise TooLong(said, param="max_tokens")
+    return asked
+
+
+# ---- tokens
+
+
+async def _tokenize(gateway: Gateway, request: Request, rid: str) -> Response:
+    asked = openai.parse(await _body(gateway, request), openai.TokenizeRequest)
+    model = _model(gateway)
+    _served(model, asked.model)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise Invalid("give either prompt or messages", param="prompt")
+    if asked.messages is not None:
+        openai.check_messages(asked.messages)
+        text, special = chat.render(model, asked.messages, asked.tools), False
+    else:
+        text, special = asked.prompt or "", asked.add_special_tokens
+    tokens = await _encode(gateway, model, text, special, "prompt", bounded=False)
+    return admin.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": gateway.limit()})
+
+
+async def _detokenize(gateway: Gateway, request: Request, rid: str) -> Response:
+    asked = openai.parse(await _body(gateway, request), openai.DetokenizeRequest)
+    model = _model(gateway)
+    _served(model, asked.model)
+    _check_ids(model, asked.tokens, "tokens")
+    return admin.json_response({"prompt": model.tokenizer.decode(asked.tokens, skip_special_tokens=False)})
+
+
+async def _encode(
+    gateway: Gateway, model: Model, text: str, special: bool, param: str, bounded: bool = True
+) -> list[int]:
+    """Tokenize; a text that cannot fit, whatever its tokens, is refused before. Raises TooLong, Invalid."""
+    limit = gateway.limit()
+    if bounded and limit and len(text) > limit * model.vocabulary.longest:
+        raise TooLong(f"a prompt of {len(text)} characters cannot fit into {limit} tokens", param=param)
+    try:
+        if len(text) < _THREAD_AT:
+            return model.encode(text, special)
+        return await asyncio.to_thread(model.encode, text, special)
+    except UnicodeEncodeError as error:
+        raise Invalid(f"the text is not valid Unicode: {error.reason}", param=param) from error
+
+
+def _check_ids(model: Model, tokens: Sequence[int], param: str) -> None:
+    for token in tokens:
+        if not 0 <= token < model.vocab_size:
+            said = f"token {token} is outside the vocabulary of {model.vocab_size}"
+            raise Invalid(said, param=param, code="out_of_range")
+
+
+def _model(gateway: Gateway) -> Model:
+    if gateway.model is None:
+        raise admin.Unavailable(gateway.model_error, retry_after_s=2.0)
+    return gateway.model
+
+
+def _served(model: Model, asked: str | None) -> str:
+    """The name that the answer carries. Raises Unknown."""
+    if asked in (None, "", "default", model.name):
+        return model.name
+    raise Unknown(f"model {asked!r} is not served here; {model.name!r} is", param="model", code="model_not_found")
+
+
+def _with_usage(asked: openai.Common) -> bool:
+    return bool(asked.stream_options and asked.stream_options.include_usage)
+
+
+# ---- the rest
+
+
+async def _abort(gateway: Gateway, request: Request, rid: str) -> Response:
+    asked = openai.parse(await _body(gateway, request), openai.AbortRequest)
+    return admin.json_response({"rid": asked.rid, "aborted": gateway.abort(asked.rid)})
+
+
+async def _body(gateway: Gateway, request: Request) -> bytes:
+    """The whole body, within its bounds. Raises TooLarge, Slow; ClientDisconnect if the client leaves."""
+    most = gateway.settings.max_body_bytes
+    said = f"the body is larger than the {most} bytes that are allowed"
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > most:
+        raise TooLarge(said)
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(gateway.settings.body_timeout_s):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > most:
+                    raise TooLarge(said)
+                pieces.append(piece)
+    except TimeoutError:
+        raise Slow(f"the body did not arrive within {gateway.settings.body_timeout_s:g} s") from None
+    return b"".join(pieces)
+
+
+def _authorize(gateway: Gateway, request: Request, admin_only: bool) -> None:
+    """Raises Denied. Compares in constant time."""
+    settings = gateway.settings
+    keys = [settings.admin_api_key] if admin_only and settings.admin_api_key else []
+    keys = keys or [key for key in (settings.api_key, settings.admin_api_key) if key]
+    if not settings.api_key and not (admin_only and settings.admin_api_key):
+        return
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    given = token.strip().encode() if scheme.lower() == "bearer" else b""
+    if not any([hmac.compare_digest(given, key.encode()) for key in keys]):
+        raise Denied("the API key is missing or wrong: send `Authorization: Bearer KEY`")
+
+
+def _rid(given: str | None, name: str) -> str | None:
+    if given is None or given == "":
+        return None
+    if not _RID.match(given):
+        raise Invalid(f"{name} must be 1 to 128 characters of A-Z a-z 0-9 . _ : / + = @ -", param=name)
+    return given
+
+
+def _new_rid() -> str:
+    return secrets.token_hex(16)
+
+
+def _error(error: ApiError, rid: str) -> Response:
+    headers = {**error.headers(), "x-request-id": rid}
+    return Response(error.body(), error.status, headers, media_type="application/json")

@@ -1,0 +1,135 @@
+"""`/v1/chat/completions`: a conversation to a prompt, and how its answers look."""
+
+from typing import Any
+
+import msgspec
+
+from closeranks.gateway.choice import Choice, Entry
+from closeranks.gateway.errors import Invalid
+from closeranks.gateway.model import Model
+from closeranks.gateway.openai import ChatRequest, Message, Tool, text_of
+from closeranks.gateway.reply import json
+from closeranks.gateway.template import TemplateError
+
+
+def render(
+    model: Model,
+    given: list[Message],
+    tools: list[Tool] | None,
+    continue_final: bool = False,
+    variables: dict[str, Any] | None = None,
+) -> str:
+    """The prompt of a conversation. Raises Invalid: no template, or it refuses."""
+    if model.template is None:
+        raise Invalid("the model has no chat template: use /v1/completions, or serve it with --chat-template")
+    if continue_final and given[-1].role != "assistant":
+        raise Invalid("continue_final_message needs an assistant message at the end", param="messages")
+    messages = [_for_template(message, f"messages[{i}]") for i, message in enumerate(given)]
+    declared = [msgspec.to_builtins(tool) for tool in tools] if tools else None
+    try:
+        return model.template.render(messages, declared, continue_final, variables)
+    except TemplateError as error:
+        raise Invalid(str(error), param="messages", code="chat_template") from error
+
+
+def _for_template(message: Message, at: str) -> dict[str, Any]:
+    """A message as templates know it: text content, arguments as objects, no empty fields."""
+    shown: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": text_of(message, at),
+    }
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if getattr(message, name) is not None:
+            shown[name] = getattr(message, name)
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {"id": c.id, "type": c.type, "function": {"name": c.function.name, "arguments": _object(c)}}
+            for c in message.tool_calls
+        ]
+    return shown
+
+
+def _object(call: Any) -> Any:
+    """Arguments as an object; text that is none stays as it is: a model's own error must not fail its next turn."""
+    try:
+        found = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return call.function.arguments
+    return found if isinstance(found, dict) else call.function.arguments
+
+
+class ChatFormat:
+    """Answers of `/v1/chat/completions`. `top`: how many alternatives; None: no log-probabilities."""
+
+    def __init__(
+        self, rid: str, model: Model, name: str, created: int, top: int | None, with_usage: bool, streams: bool
+    ) -> None:
+        self._vocabulary = model.vocabulary
+        self._id = f"chatcmpl-{rid}"
+        self._name = name
+        self._created = created
+        self._top = top
+        self._streams = streams
+        head = json({"id": self._id, "object": "chat.completion.chunk", "created": created, "model": name})
+        self._head = b"data: " + head[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
+        self._texts: dict[int, list[str]] = {}
+        self._entries: dict[int, list[Entry]] = {}
+
+    def start(self, choice: Choice) -> bytes:
+        return self._event(choice.index, b'{"role":"assistant","content":""}')
+
+    def text(self, choice: Choice, text: str, entries: list[Entry]) -> bytes:
+        if not self._streams:
+            self._texts.setdefault(choice.index, []).append(text)
+            self._entries.setdefault(choice.index, []).extend(entries)
+            return b""
+        logprobs = b"null" if self._top is None else json(self._logprobs(entries))
+        return self._event(choice.index, b'{"content":' + json(text) + b"}", logprobs)
+
+    def finish(self, choice: Choice) -> bytes:
+        reason = json(choice.finish_reason)
+        return self._event(choice.index, b"{}", b"null", reason, b',"stop_reason":' + json(choice.matched))
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        return self._head + b'],"usage":' + json(usage) + b"}\n\n"
+
+    def whole(self, choices: list[Choice], usage: dict[str, Any]) -> bytes:
+        shown = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": "".join(self._texts.get(choice.index, ()))},
+                "logprobs": None if self._top is None else self._logprobs(self._entries.get(choice.index, [])),
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.matched,
+            }
+            for choice in choices
+        ]
+        body = {"id": self._id, "object": "chat.completion", "created": self._created, "model": self._name}
+        return json({**body, "choices": shown, "usage": usage})
+
+    def _event(
+        self, index: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null", more: bytes = b""
+    ) -> bytes:
+        body = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}' % (index, delta, logprobs, reason, more)
+        return self._head + body + self._tail
+
+    def _logprobs(self, entries: list[Entry]) -> dict[str, Any]:
+        return {
+            "content": [
+                {
+                    **self._token(token, logprobs.chosen),
+                    "top_logprobs": [self._token(other, value) for other, value in logprobs.top[: self._top]],
+                }
+                for _, token, logprobs in entries
+            ]
+        }
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        piece = self._vocabulary.bytes_of(token)
+        return {"token": piece.decode(errors="replace"), "logprob": max(logprob, -9999.0), "bytes": list(piece)}
+
+
+def top_logprobs(request: ChatRequest) -> int | None:
+    """How many alternatives a request asks for; None: no log-probabilities at all."""
+    return (request.top_logprobs or 0) if request.logprobs else None

@@ -1,0 +1,119 @@
+"""What the gateway knows of a model: tokenizer, vocabulary, chat template, limits. Read from the converted folder."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from tokenizers import Tokenizer
+
+from closeranks.gateway.detokenize import Vocabulary
+from closeranks.gateway.template import Template
+
+
+class ModelError(ValueError):
+    """The model folder lacks something or has it in a form that cannot be used; the text names file and reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`vocab_size`: ids below it may be fed to the engine. `stop_ids`: the ids that end an answer."""
+
+    name: str
+    folder: Path
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+    template: Template | None
+    vocab_size: int
+    context_length: int
+    stop_ids: tuple[int, ...]
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        """Token ids. `special`: with what the tokenizer adds around a whole text, e.g. BOS."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
+        return ids
+
+
+def load(folder: str | Path, name: str = "", chat_template: str = "") -> Model:
+    """Read a model folder. Raises ModelError."""
+    folder = Path(folder)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(f"{path} is missing")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelError(f"{path} is no tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    try:
+        vocabulary = Vocabulary(tokenizer)
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
+    config = _json(folder / "config.json")
+    tokenizer_config = _json(folder / "tokenizer_config.json")
+    generation = _json(folder / "generation_config.json")
+    return Model(
+        name=name or str(config.get("name") or config.get("_name_or_path") or folder.name),
+        folder=folder,
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        template=_template(folder, tokenizer_config, chat_template),
+        vocab_size=int(config.get("vocab_size") or len(vocabulary)),
+        context_length=int(config.get("max_position_embeddings") or 0),
+        stop_ids=_stop_ids(tokenizer, config, generation, tokenizer_config),
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: expected an object")
+    return found
+
+
+def _template(folder: Path, config: dict[str, Any], chosen: str) -> Template | None:
+    path = Path(chosen) if chosen else folder / "chat_template.jinja"
+    source: Any
+    if chosen or path.is_file():
+        try:
+            source = path.read_text()
+        except OSError as error:
+            raise ModelError(f"{path}: {error.strerror}") from error
+    else:
+        source = config.get("chat_template")
+        if isinstance(source, list):  # several by name
+            source = {t.get("name"): t.get("template") for t in source}.get("default")
+    if not isinstance(source, str):
+        return None
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    special = {name: text for name in names if (text := _text(config, name))}
+    try:
+        return Template(source, special)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(f"{path}: line {error.lineno}: {error.message}") from error
+
+
+def _text(config: dict[str, Any], key: str) -> str:
+    token = config.get(key)
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _stop_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> tuple[int, ...]:
+    """EOS by whichever file names it: as ids or as the token's text."""
+    found: set[int] = set()
+    for config in configs:
+        ids = config.get("eos_token_id")
+        found.update(i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int))
+        named = tokenizer.token_to_id(_text(config, "eos_token")) if _text(config, "eos_token") else None
+        if named is not None:
+            found.add(named)
+    return tuple(sorted(found))
