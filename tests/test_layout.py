@@ -48,6 +48,7 @@ def imports(path: Path) -> list[str]:
 
 
 FILES = sorted(SRC.rglob("*.py"))
+SPECIMEN_PROGRAMS = SRC / "lab" / "specimens" / "programs"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
@@ -70,6 +71,9 @@ def test_arrows_hold(path: Path) -> None:
 def test_only_the_rank_imports_torch(path: Path) -> None:
     if path.relative_to(SRC).parts[:2] == ("engine", "rank"):
         return
+    # Programs that play an engine with real gloo collectives: run as scripts, imported by nobody (tested below).
+    if path.is_relative_to(SPECIMEN_PROGRAMS):
+        return
     heavy = {name.split(".")[0] for name in imports(path)} & ONLY_IN_RANK
     assert not heavy, f"{path} imports {heavy}: only engine/rank may"
 
@@ -80,3 +84,9 @@ def test_only_cli_imports_the_engine() -> None:
         if parts[0] in ("engine", "cli"):
             continue
         assert not [n for n in imports(path) if n.startswith("closeranks.engine")], f"{path} imports the engine"
+
+
+def test_specimen_programs_are_started_never_imported() -> None:
+    for path in FILES:
+        if not path.is_relative_to(SPECIMEN_PROGRAMS):
+            assert not [n for n in imports(path) if n.startswith("closeranks.lab.specimens.programs")], path

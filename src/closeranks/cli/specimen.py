@@ -1,0 +1,59 @@
+"""`closeranks specimen`: list the specimens, or run one and keep it, or capture evidence of it."""
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+from pathlib import Path
+
+HELP = "run a small program that wedges, or seems to, for real: a test object for detectors and diagnoses"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`closeranks specimen [NAME] [--world N] [--capture DIR] [--json]`."""
+    parser.add_argument("name", nargs="?", help="which specimen to run; without it, list them")
+    parser.add_argument("--world", type=int, help="number of ranks (default: the specimen's own)")
+    parser.add_argument("--capture", type=Path, metavar="DIR", help="capture evidence into DIR and end")
+    parser.add_argument("--folder", type=Path, help="keep log and sockets here (default: a temporary folder)")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List, or run until interrupted (or until captured). 2 for an unknown name, 3 when it did not set in."""
+    from closeranks.lab.specimens import SPECIMENS, SpecimenError, start
+
+    if args.name is None:
+        for specimen in SPECIMENS.values():
+            if args.json:
+                fields = ("name", "engine", "verdict_class", "healthy", "title", "picture")
+                print(json.dumps({field: getattr(specimen, field) for field in fields}))
+            else:
+                print(f"{specimen.name:22} {specimen.verdict_class:28} {specimen.title}")
+        return 0
+    if args.name not in SPECIMENS:
+        print(f"no specimen {args.name!r}; known: {', '.join(SPECIMENS)}", file=sys.stderr)
+        return 2
+    if args.world is not None and not 2 <= args.world <= 16:
+        print(f"--world {args.world}: a specimen has 2 to 16 ranks", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the `with` below ends the specimen's processes
+    try:
+        with start(args.name, world=args.world, folder=args.folder) as running:
+            _say(args.json, event="ready", pids=running.pids, helpers=running.helpers, port=running.port)
+            onset = running.wait_onset()
+            _say(args.json, event="onset", t=onset, log=str(running.log), expected=running.specimen.verdict_class)
+            if args.capture:
+                _say(args.json, event="captured", folder=str(running.capture(args.capture)))
+            else:
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.pause()
+    except SpecimenError as error:
+        print(error, file=sys.stderr)
+        return 3
+    return 0
+
+
+def _say(as_json: bool, **fields: object) -> None:
+    text = json.dumps(fields) if as_json else "  ".join(f"{name}={value}" for name, value in fields.items())
+    print(text, flush=True)
