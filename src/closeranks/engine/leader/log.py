@@ -1,0 +1,168 @@
+"""The step log: every event of an epoch, and a hash of what the core answered. Versioned, framed, bounded on disk.
+
+A segment is a file `NNNNNNNN.crlog`: 8 bytes of magic, then frames `<u32 length><u32 crc32><msgpack>`. The first frame
+is a `Header`; frames after it are `Event`s and `Mark`s. A segment is closed at a size and the oldest are deleted, so
+the log never holds more than `segments * segment_bytes`. Every segment but the first starts with a snapshot of the
+core, hence any segment can be replayed by itself.
+
+A reader stops at the first torn or damaged frame and says so: a crash in the midst of a write costs that frame alone.
+A writer whose disk is full counts what it could not write and goes on; the next segment starts clean.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .events import Config, Event
+
+MAGIC = b"crlog\x00\x00\x01"
+VERSION = 1
+FRAME = struct.Struct("<II")
+MOST_FRAME = 1 << 28
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True, tag=101):
+    """First record of a segment."""
+
+    version: int
+    config: Config
+    number: int
+    """Segment number within the epoch, from 1."""
+    wall_time: float
+    """Unix time at `at`, for people."""
+    at: float
+    snapshot: bytes = b""
+    """State of the core before the first event of this segment; empty: newly made."""
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True, tag=102):
+    """Hash of the effects of the event before; written only when there were any."""
+
+    digest: bytes
+    n: int = 0
+    """Step that was issued; 0: none."""
+
+
+class Words(msgspec.Struct, frozen=True, array_like=True, tag=103):
+    """Token ids (only with `log_tokens`): of a submit, or those that left."""
+
+    room: tuple[int, int]
+    index: int
+    tokens: list[int]
+
+
+Record = Event | Header | Mark | Words
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Record)
+
+
+class Writer:
+    """Appends records. Never raises for a reason of the disk: it counts, says so in `trouble`, and tries again."""
+
+    def __init__(self, folder: Path, config: Config, segment_bytes: int, segments: int) -> None:
+        self.folder = folder
+        self.config = config
+        self.segment_bytes = max(segment_bytes, 1 << 16)
+        self.segments = max(segments, 2)
+        self.number = 0
+        self.size = 0
+        self.fd = -1
+        self.buffer = bytearray()
+        self.lost = 0
+        """Bytes that could not be written."""
+        self.trouble = ""
+
+    @property
+    def full(self) -> bool:
+        """The segment has its size: the next record belongs into a new one."""
+        return self.fd < 0 or self.size + len(self.buffer) >= self.segment_bytes
+
+    def begin(self, wall_time: float, at: float, snapshot: bytes) -> None:
+        """Close the segment, start the next, delete the oldest beyond the bound."""
+        self.flush()
+        self.close()
+        self.number += 1
+        header = Header(VERSION, self.config, self.number, wall_time, at, snapshot)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            old = sorted(self.folder.glob("*.crlog"))
+            for path in old[: max(0, len(old) - self.segments + 1)]:
+                path.unlink()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self.fd = os.open(self.folder / f"{self.number:08d}.crlog", flags, 0o600)
+        except OSError as error:
+            self.fail(error, 0)
+            return
+        self.size = 0
+        self.buffer += MAGIC
+        self.add(_encoder.encode(header))
+        self.flush()
+
+    def add(self, data: bytes) -> None:
+        """Append one encoded record to the buffer."""
+        self.buffer += FRAME.pack(len(data), zlib.crc32(data))
+        self.buffer += data
+
+    def write(self, record: Event | Mark | Words) -> None:
+        self.add(_encoder.encode(record))
+        if len(self.buffer) > 1 << 16:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand the buffer to the operating system."""
+        if not self.buffer:
+            return
+        data, self.buffer = bytes(self.buffer), bytearray()
+        if self.fd < 0:
+            self.lost += len(data)
+            return
+        try:
+            done = os.write(self.fd, data)
+            if done < len(data):
+                done += os.write(self.fd, data[done:])
+        except OSError as error:
+            self.fail(error, len(data))
+            return
+        self.size += len(data)
+        self.trouble = ""
+
+    def fail(self, error: OSError, lost: int) -> None:
+        """The disk does not take it: this segment ends here, what follows starts a new one."""
+        self.lost += lost
+        self.trouble = f"step log: {error.strerror or error} ({self.lost} bytes lost)"
+        self.close()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Damaged(Exception):
+    """A file that is not a log segment of a version that this program reads."""
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Records of one segment, in order; ends quietly at a torn last frame. Raises Damaged, OSError."""
+    data = path.read_bytes()
+    if data[: len(MAGIC)] != MAGIC:
+        raise Damaged(f"{path}: not a step log of version {VERSION}")
+    place = len(MAGIC)
+    while place + FRAME.size <= len(data):
+        length, crc = FRAME.unpack_from(data, place)
+        body = data[place + FRAME.size : place + FRAME.size + length]
+        if length > MOST_FRAME or len(body) < length:
+            return
+        if zlib.crc32(body) != crc:
+            raise Damaged(f"{path}: frame at byte {place} is damaged")
+        place += FRAME.size + length
+        try:
+            yield _decoder.decode(body)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise Damaged(f"{path}: frame at byte {place}: {error}") from error
