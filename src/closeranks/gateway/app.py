@@ -102,10 +102,9 @@ async def _chat(gateway: Gateway, request: Request, rid: str) -> Response:
     rid = _rid(asked.rid, "rid") or rid
     model = gateway.admit(rid, asked.n or 1)
     name = _served(model, asked.model)
-    continue_final = bool(asked.continue_final_message)
     tools = None if asked.tool_choice == "none" else asked.tools
-    prompt = chat.render(model, asked.messages, tools, continue_final, asked.chat_template_kwargs)
-    tokens = await _encode(gateway, model, prompt, special=False, param="messages")
+    prompt = chat.render(model, asked.messages, tools, asked.chat_template_kwargs, asked.reasoning_effort)
+    tokens = await _encode(gateway, len(prompt.text), partial(model.encode_prompt, prompt), "messages")
     top = chat.top_logprobs(asked)
     format = chat.ChatFormat(rid, model, name, int(time.time()), top, _with_usage(asked), bool(asked.stream))
     limit = asked.max_completion_tokens or asked.max_tokens
@@ -125,7 +124,8 @@ async def _completion(gateway: Gateway, request: Request, rid: str) -> Response:
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
-            prompts.append(await _encode(gateway, model, prompt, special=True, param="prompt"))
+            encode = partial(model.encode, prompt, special=True)
+            prompts.append(await _encode(gateway, len(prompt), encode, "prompt"))
         else:
             _check_ids(model, prompt, "prompt")
             prompts.append(prompt)
@@ -201,10 +201,14 @@ async def _tokenize(gateway: Gateway, request: Request, rid: str) -> Response:
         raise Invalid("give either prompt or messages", param="prompt")
     if asked.messages is not None:
         openai.check_messages(asked.messages)
-        text, special = chat.render(model, asked.messages, asked.tools), False
+        prompt = chat.render(model, asked.messages, asked.tools)
+        tokens = await _encode(
+            gateway, len(prompt.text), partial(model.encode_prompt, prompt), "messages", bounded=False
+        )
     else:
-        text, special = asked.prompt or "", asked.add_special_tokens
-    tokens = await _encode(gateway, model, text, special, "prompt", bounded=False)
+        text = asked.prompt or ""
+        encode = partial(model.encode, text, special=asked.add_special_tokens)
+        tokens = await _encode(gateway, len(text), encode, "prompt", bounded=False)
     return admin.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": gateway.limit()})
 
 
@@ -217,16 +221,16 @@ async def _detokenize(gateway: Gateway, request: Request, rid: str) -> Response:
 
 
 async def _encode(
-    gateway: Gateway, model: Model, text: str, special: bool, param: str, bounded: bool = True
+    gateway: Gateway, size: int, encode: Callable[[], list[int]], param: str, bounded: bool = True
 ) -> list[int]:
-    """Tokenize; a text that cannot fit, whatever its tokens, is refused before. Raises TooLong, Invalid."""
+    """Tokenize a text of `size` characters; one that cannot fit is refused before. Raises TooLong, Invalid."""
     limit = gateway.limit()
-    if bounded and limit and len(text) > limit * model.vocabulary.longest:
-        raise TooLong(f"a prompt of {len(text)} characters cannot fit into {limit} tokens", param=param)
+    if bounded and limit and size > limit * _model(gateway).vocabulary.longest:
+        raise TooLong(f"a prompt of {size} characters cannot fit into {limit} tokens", param=param)
     try:
-        if len(text) < _THREAD_AT:
-            return model.encode(text, special)
-        return await asyncio.to_thread(model.encode, text, special)
+        if size < _THREAD_AT:
+            return encode()
+        return await asyncio.to_thread(encode)
     except UnicodeEncodeError as error:
         raise Invalid(f"the text is not valid Unicode: {error.reason}", param=param) from error
 

@@ -4,58 +4,46 @@ from typing import Any
 
 import msgspec
 
+from closeranks.codec.encoder import EncodeError, Prompt
 from closeranks.gateway.choice import Choice, Entry
 from closeranks.gateway.errors import Invalid
 from closeranks.gateway.model import Model
 from closeranks.gateway.openai import ChatRequest, Message, Tool, text_of
 from closeranks.gateway.reply import json
-from closeranks.gateway.template import TemplateError
 
 
 def render(
     model: Model,
     given: list[Message],
-    tools: list[Tool] | None,
-    continue_final: bool = False,
+    tools: list[Tool] | None = None,
     variables: dict[str, Any] | None = None,
-) -> str:
+    effort: str | None = None,
+) -> Prompt:
     """The prompt of a conversation. Raises Invalid: no template, or it refuses."""
-    if model.template is None:
+    if model.encoder is None:
         raise Invalid("the model has no chat template: use /v1/completions, or serve it with --chat-template")
-    if continue_final and given[-1].role != "assistant":
-        raise Invalid("continue_final_message needs an assistant message at the end", param="messages")
-    messages = [_for_template(message, f"messages[{i}]") for i, message in enumerate(given)]
-    declared = [msgspec.to_builtins(tool) for tool in tools] if tools else None
+    messages = [_for_template(message) for message in given]
+    declared = [msgspec.to_builtins(tool, str_keys=True) for tool in tools or ()]
+    variables = dict(variables or {})
+    thinking = bool(variables.get("enable_thinking", variables.get("thinking", False)))
+    own = {"messages", "tools", "thinking", "reasoning_effort"}
+    extra = {name: value for name, value in variables.items() if name not in own}
     try:
-        return model.template.render(messages, declared, continue_final, variables)
-    except TemplateError as error:
+        return model.encoder.encode(messages, declared, thinking=thinking, reasoning_effort=effort, **extra)
+    except EncodeError as error:
         raise Invalid(str(error), param="messages", code="chat_template") from error
 
 
-def _for_template(message: Message, at: str) -> dict[str, Any]:
-    """A message as templates know it: text content, arguments as objects, no empty fields."""
-    shown: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": text_of(message, at),
-    }
+def _for_template(message: Message) -> dict[str, Any]:
+    """A message as templates know it: without empty fields, and with the roles that they know."""
+    shown: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    shown["content"] = text_of(message)
     for name in ("name", "tool_call_id", "reasoning_content"):
         if getattr(message, name) is not None:
             shown[name] = getattr(message, name)
     if message.tool_calls:
-        shown["tool_calls"] = [
-            {"id": c.id, "type": c.type, "function": {"name": c.function.name, "arguments": _object(c)}}
-            for c in message.tool_calls
-        ]
+        shown["tool_calls"] = msgspec.to_builtins(message.tool_calls)
     return shown
-
-
-def _object(call: Any) -> Any:
-    """Arguments as an object; text that is none stays as it is: a model's own error must not fail its next turn."""
-    try:
-        found = msgspec.json.decode(call.function.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return call.function.arguments
-    return found if isinstance(found, dict) else call.function.arguments
 
 
 class ChatFormat:

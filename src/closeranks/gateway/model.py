@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from tokenizers import Tokenizer
 
+from closeranks.codec.encoder import EncodeError, Encoder, Prompt, PromptTokenizer
+from closeranks.codec.template import TemplateEncoder
 from closeranks.gateway.detokenize import Vocabulary
-from closeranks.gateway.template import Template
 
 
 class ModelError(ValueError):
@@ -24,7 +24,9 @@ class Model:
     folder: Path
     tokenizer: Tokenizer
     vocabulary: Vocabulary
-    template: Template | None
+    prompt_tokenizer: PromptTokenizer
+    encoder: Encoder | None
+    """Writes conversations as prompts; None: the model has no chat template."""
     vocab_size: int
     context_length: int
     stop_ids: tuple[int, ...]
@@ -33,6 +35,10 @@ class Model:
         """Token ids. `special`: with what the tokenizer adds around a whole text, e.g. BOS."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return ids
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of a rendered conversation, in which no text of the request becomes a control token."""
+        return self.prompt_tokenizer.ids(prompt)
 
 
 def load(folder: str | Path, name: str = "", chat_template: str = "") -> Model:
@@ -51,6 +57,7 @@ def load(folder: str | Path, name: str = "", chat_template: str = "") -> Model:
         vocabulary = Vocabulary(tokenizer)
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
+    prompt_tokenizer = PromptTokenizer(tokenizer)
     config = _json(folder / "config.json")
     tokenizer_config = _json(folder / "tokenizer_config.json")
     generation = _json(folder / "generation_config.json")
@@ -59,7 +66,8 @@ def load(folder: str | Path, name: str = "", chat_template: str = "") -> Model:
         folder=folder,
         tokenizer=tokenizer,
         vocabulary=vocabulary,
-        template=_template(folder, tokenizer_config, chat_template),
+        prompt_tokenizer=prompt_tokenizer,
+        encoder=_encoder(folder, tokenizer_config, chat_template, prompt_tokenizer.added_tokens),
         vocab_size=int(config.get("vocab_size") or len(vocabulary)),
         context_length=int(config.get("max_position_embeddings") or 0),
         stop_ids=_stop_ids(tokenizer, config, generation, tokenizer_config),
@@ -78,7 +86,7 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _template(folder: Path, config: dict[str, Any], chosen: str) -> Template | None:
+def _encoder(folder: Path, config: dict[str, Any], chosen: str, added: frozenset[str]) -> Encoder | None:
     path = Path(chosen) if chosen else folder / "chat_template.jinja"
     source: Any
     if chosen or path.is_file():
@@ -95,9 +103,9 @@ def _template(folder: Path, config: dict[str, Any], chosen: str) -> Template | N
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: text for name in names if (text := _text(config, name))}
     try:
-        return Template(source, special)
-    except jinja2.TemplateSyntaxError as error:
-        raise ModelError(f"{path}: line {error.lineno}: {error.message}") from error
+        return TemplateEncoder(source, special, added)
+    except EncodeError as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 def _text(config: dict[str, Any], key: str) -> str:

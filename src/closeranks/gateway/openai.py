@@ -129,7 +129,6 @@ class ChatRequest(Common):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: bool | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
     modalities: list[str] | None = None
@@ -289,17 +288,11 @@ def stop_strings(request: Common) -> list[str]:
     return [request.stop] if isinstance(request.stop, str) else request.stop
 
 
-def text_of(message: Message, at: str) -> str:
-    """A message's content as one text. Raises Invalid for parts that are not text."""
+def text_of(message: Message) -> str:
+    """A message's content as one text; its parts in lines of their own."""
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
-    texts = []
-    for i, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
-            said = f"content part {part.type!r} is not supported: this model takes text"
-            raise Invalid(said, param=f"{at}.content[{i}]", code="unsupported")
-        texts.append(part.text)
-    return "".join(texts)
+    return "\n".join(part.text or "" for part in message.content)
 
 
 def _check_message(message: Message, at: str) -> None:
@@ -307,7 +300,10 @@ def _check_message(message: Message, at: str) -> None:
         raise Invalid(f"a {message.role} message needs content", param=f"{at}.content")
     if message.tool_calls and message.role != "assistant":
         raise Invalid("only an assistant message has tool_calls", param=f"{at}.tool_calls")
-    text_of(message, at)
+    for i, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if part.type != "text" or part.text is None:
+            said = f"content part {part.type!r} is not supported: this model takes text"
+            raise Invalid(said, param=f"{at}.content[{i}]", code="unsupported")
 
 
 def _between(request: Common, name: str, low: float, high: float, above: bool = False) -> None:

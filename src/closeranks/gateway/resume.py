@@ -20,6 +20,7 @@ Ended `abort`, not asked for                 (a lapsed lease) next attempt
 Ended otherwise                              the request ends with that reason
 engine shows a new instance                  next attempt
 no Status for `silence_s`, link lost         next attempt
+Status with fewer rooms than run there       next attempt of as many as are missing, the longest without a token first
 complete, but no Ended within `gap_s`        the request ends
 deadline                                     the request ends
 no usable pair for `engine_wait_s`           the request ends
@@ -42,6 +43,8 @@ POISON_AFTER = 3
 """Charged this often, it ends."""
 GAPS = 5
 """Attempts in a row without a token that may be spent on lost messages."""
+SETTLED_S = 2.0
+"""Age of a submit that a Status must know of, if it arrived."""
 BACK_OFF_S = 2.0
 """Longest pause between attempts."""
 
@@ -94,6 +97,8 @@ class Request:
     stuck_since: float = math.inf
     """When something was first found missing: tokens, or the end."""
     charged: int = 0
+    began: float = 0.0
+    """When the current attempt was submitted."""
     fails: int = 0
     """Attempts in a row that ended without a token."""
     refused: int = 0
@@ -180,6 +185,8 @@ class Requests:
     def on_status(self, endpoint: str, status: Status, now: float) -> None:
         if self.router.on_status(endpoint, status, now):
             self._leave(endpoint, now, "restart")
+        elif status.state == "ready":
+            self._recover_lost(endpoint, status.rooms_open, now)
         if self._waiting and self.router.usable(endpoint, now):
             for request in list(self._waiting.values()):
                 if request.retry_at <= now:
@@ -298,6 +305,16 @@ class Requests:
             if pair and (endpoint == pair.decode or (endpoint == pair.prefill and not request.spoke)):
                 self._retry(request, now, why)
 
+    def _recover_lost(self, endpoint: str, rooms: int, now: float) -> None:
+        """An engine that has fewer rooms than we submitted a while ago has ended some, and its word of it was lost."""
+        before = now - SETTLED_S
+        old = [r for r in self.open.values() if r.pair and r.pair.decode == endpoint and r.began < before]
+        missing = len(old) - rooms
+        if missing > 0:
+            suspects = [r for r in old if r.moved < before]
+            for request in sorted(suspects, key=lambda r: r.moved)[:missing]:
+                self._retry(request, now, "lost")
+
     def _unstick(self, request: Request, now: float) -> None:
         """Something was missing for `gap_s`: the end, or tokens."""
         if request.complete:
@@ -338,6 +355,7 @@ class Requests:
         del self._waiting[request.id]
         request.generation += 1
         request.pair = request.tried = pair
+        request.began = now
         request.spoke = False
         request.held = None
         request.stuck_since = math.inf
