@@ -235,7 +235,9 @@ class Leader:
         if happening == r.ABORT:
             self.counters["aborted"] += 1
         self.scheduler.remove(room)
-        if room.gateway and not (handed and happening != r.ABORT):
+        if room.gateway:
+            if handed and happening != r.ABORT:  # its part is done, whatever became of the rest
+                reason, detail, retryable, charged = "stop", "handed over", False, False
             ended = Ended(room.id, reason, detail, retryable, 0.0, charged, room.cached)
             self.out.append(SayEnded(room.gateway, ended))
         else:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...protocol import Check, Checked, Grant, Quiet, RoomId, Send
+from ...protocol import Check, Checked, Ended, Grant, Quiet, RoomId, Send
 from . import rooms as r
-from .events import ArrivedNote, Forget, ReleaseFirst, SayArrived, SayPeer, Settled
+from .events import ArrivedNote, ReleaseFirst, SayArrived, SayEnded, SayPeer, Settled
 from .rooms import Room
 
 if TYPE_CHECKING:
@@ -123,11 +123,12 @@ class Handover:
         leader.out.append(SayArrived(room.link, room.id, room.targets, room.cached))
 
     def acknowledge(self, room: Room) -> None:
-        """Decode has the pages: the prefill side of the room is over, and nobody needs to be told."""
+        """Decode has the pages: the prefill side of the room is over."""
         leader = self.leader
         if leader.rooms.move(room, r.ACK):
             leader.peers.forget(room)
-            leader.out.append(Forget(room.id))
+            ended = Ended(room.id, "stop", "handed over", False, cached_tokens=room.cached)
+            leader.out.append(SayEnded(room.gateway, ended))
 
     # -------------------------------------------------------------------------------------------------- decode side
 

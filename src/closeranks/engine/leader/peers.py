@@ -360,7 +360,9 @@ class Peers:
                     if room.state == r.WAITING and at - room.waiting_since > config.lease_s:
                         detail = f"no engine answers at {link.name}"
                         self.leader.end(room, r.PEER_END, "peer", detail, retryable=True)
-            if at - link.said_at >= config.beat_s:
+            if link.state == DIALLED and self.dials and link.rooms:
+                self.say_hello(link)  # somebody waits: with every tick
+            elif at - link.said_at >= config.beat_s:
                 link.said_at = at
                 if self.dials and link.state in (DIALLED, NAMED):
                     self.say_hello(link)

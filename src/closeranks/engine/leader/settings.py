@@ -49,9 +49,9 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     drain_s: float = 10.0
     """Longest that open requests may go on after SIGTERM."""
     curve_key_file: str = ""
-    """Keypair file of the deployment (JSON with `public` and `secret` in Z85); needed for tcp."""
+    """Key file of the deployment (`closeranks keygen`); needed for tcp endpoints."""
     salt_file: str = ""
-    """File whose bytes key the page hashes; empty: hashes are keyed by the run folder's name."""
+    """File whose bytes (up to 64) key the page hashes; empty: a random key of this process."""
     log_dir: str = ""
     """Folder of the step log; empty: `RUN/ENGINE/EPOCH/log`. `-`: no log."""
     log_segment_bytes: int = 16 << 20
@@ -62,6 +62,8 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Also write token ids (prompts and outputs) to the step log."""
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
+    fault: list[str] = []
+    """Faults to inject, for drills: `POINT:ACTION[,key=value]` (see `closeranks.faults`)."""
 
     def config(self) -> Config:
         """What the core's decisions depend on."""
