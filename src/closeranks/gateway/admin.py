@@ -55,7 +55,7 @@ async def server_info(gateway: Gateway, request: Request, rid: str) -> Response:
             "usable": gateway.router.usable(engine.endpoint, now),
             "age_s": round(now - engine.heard, 3) if engine.status else None,
             "open_here": engine.open,
-            "status": msgspec.to_builtins(engine.status) if engine.status else None,
+            "status": msgspec.structs.asdict(engine.status) if engine.status else None,
         }
         for engine in gateway.router.engines.values()
     ]

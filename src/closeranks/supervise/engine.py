@@ -78,7 +78,7 @@ class Engine:
         self.last_incident: Path | None = None
         self._python = python
         self._folder = folder
-        self._plan = plan
+        self.plan = plan
         self._changed = changed
         self._stop = asyncio.Event()
         self._faults: list[float] = []
@@ -114,11 +114,11 @@ class Engine:
         """One epoch, from start to the last process reaped. The fault that ended it; None: it was told to stop."""
         self._prune()
         folder.mkdir(parents=True, exist_ok=True)
-        programs = self._plan(self.epoch, folder)
+        programs = self.plan(self.epoch, folder)
         self.children = []
         try:
             for program in programs:
-                path = folder / f"{program.name}.json"
+                path = folder / f"{program.name}.settings.json"
                 path.write_text(json.dumps(program.settings, indent=1) + "\n")
                 argv = [self._python, "-m", program.module, str(path)]
                 self.children.append(await child.start(program.name, argv, folder / f"{program.name}.log", program.env))

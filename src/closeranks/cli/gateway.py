@@ -1,0 +1,53 @@
+"""`closeranks gateway`: the HTTP side alone, joined to engines that run elsewhere."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from closeranks.cli import _settings
+from closeranks.cli.serve import convert, default_run_dir, locked
+from closeranks.engine.rank.settings import Settings as RankSettings
+from closeranks.gateway.settings import Settings as GatewaySettings
+
+HELP = "answer OpenAI clients for engines that run elsewhere (--prefill … --decode …, or --both …)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run-dir", type=Path, help="folder of the gateway's files (default: a state folder)")
+    _settings.add_flags(parser, _known())
+
+
+def _known() -> list[_settings.Option]:
+    own = _settings.options([GatewaySettings], frozenset({"run_dir"}))
+    model = _settings.options([RankSettings], frozenset())
+    return own + [option for option in model if option.name in ("model_path", "cache_dir")]
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        values = _settings.gather(args, _known())
+        folder = (args.run_dir or default_run_dir(values.get("port", 8000), "gateway")).absolute()
+        with locked(folder):
+            path = _write(values, folder)
+            # the lock's file stays open over the exec, so that the gateway holds the folder
+            os.execv(sys.executable, [sys.executable, "-m", "closeranks.gateway", str(path)])
+    except _settings.SettingsError as error:
+        print(f"closeranks gateway: {error}", file=sys.stderr)
+        return 2
+
+
+def _write(values: dict[str, Any], folder: Path) -> Path:
+    if not values.get("model_dir"):
+        values["model_dir"] = convert(values)
+    settings = _settings.only(GatewaySettings, values | {"run_dir": str(folder)})
+    path = folder / "gateway.settings.json"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(settings, indent=1) + "\n")
+    try:
+        GatewaySettings(**settings)
+    except (TypeError, ValueError) as error:
+        raise _settings.SettingsError(str(error)) from error
+    return path

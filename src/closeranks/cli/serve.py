@@ -1,0 +1,213 @@
+"""`closeranks serve`: a prefill and a decode engine and a gateway on this host, supervised together.
+
+`--disaggregation-mode null` serves with one engine that does both; `prefill` or `decode` starts one engine alone, for a
+gateway (`closeranks gateway`) on this or another host.
+"""
+
+import argparse
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from closeranks.cli import _settings
+from closeranks.engine.leader.settings import Settings as LeaderSettings
+from closeranks.engine.rank.settings import Settings as RankSettings
+from closeranks.gateway.settings import Settings as GatewaySettings
+from closeranks.supervise.engine import Engine, Epoch, Plan, Program, State
+from closeranks.supervise.service import DRAIN_S, Service
+
+HELP = "serve a model: engines, their ranks and a gateway, supervised together"
+ROLES = {"pair": ("prefill", "decode"), "null": ("both",), "prefill": ("prefill",), "decode": ("decode",)}
+# set by the supervisor, or meant for one role only; everything else of the three structs is a flag
+INTERNAL = frozenset(
+    {"run_dir", "engine", "role", "epoch", "instance", "ended_epoch", "rank", "tp_size", "ranks_endpoint", "rendezvous"}
+    | {"model_dir", "prefill", "decode", "both", "endpoint", "log_dir", "salt_file", "drain_s"}
+)
+SOCKET_PATH_LIMIT = 107
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--disaggregation-mode",
+        choices=sorted(ROLES),
+        default="pair",
+        help="pair: a prefill and a decode engine (default); null: one engine that does both; prefill, decode: one "
+        "engine alone, without a gateway",
+    )
+    parser.add_argument("--tp-size", type=int, default=1, help="tensor-parallel ranks of each engine (default: 1)")
+    parser.add_argument("--prefill-tp-size", type=int, help="ranks of the prefill engine, where they differ")
+    parser.add_argument("--decode-tp-size", type=int, help="ranks of the decode engine, where they differ")
+    parser.add_argument(
+        "--control",
+        metavar="ENDPOINT",
+        help="with prefill or decode: where the engine's leader listens for gateways and peers, e.g. "
+        "tcp://10.0.0.5:9000 (needs --curve-key-file; see `closeranks keygen`); default: a socket in the run folder",
+    )
+    parser.add_argument(
+        "--run-dir", type=Path, help="folder of sockets, logs, step logs and incidents (default: a state folder)"
+    )
+    parser.add_argument("--drain-s", type=float, default=DRAIN_S, help="patience with open streams at SIGTERM, seconds")
+    parser.add_argument("--dry-run", action="store_true", help="print the processes and settings, start nothing")
+    _settings.add_flags(parser, _known())
+
+
+def _known() -> list[_settings.Option]:
+    return _settings.options([RankSettings, LeaderSettings, GatewaySettings], INTERNAL)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        values = _settings.gather(args, _known())
+        return _serve(args, values)
+    except _settings.SettingsError as error:
+        print(f"closeranks serve: {error}", file=sys.stderr)
+        return 2
+
+
+def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
+    roles = ROLES[args.disaggregation_mode]
+    alone = args.disaggregation_mode in ("prefill", "decode")
+    if args.control and not alone:
+        raise _settings.SettingsError("--control goes with --disaggregation-mode prefill or decode")
+    if args.control and args.control.startswith("tcp://") and not values.get("curve_key_file"):
+        raise _settings.SettingsError(
+            "--control tcp://… needs --curve-key-file (make one with `closeranks keygen FILE`)"
+        )
+    folder = (args.run_dir or default_run_dir(values.get("port", 8000), args.disaggregation_mode)).absolute()
+    endpoints = {role: args.control or f"ipc://{folder}/{role}.sock" for role in roles}
+    for endpoint in endpoints.values():
+        if endpoint.startswith("ipc://") and len(os.fsencode(endpoint)) - 6 > SOCKET_PATH_LIMIT - 24:
+            raise _settings.SettingsError(
+                f"the path of {folder} is too long for sockets in it: give a shorter --run-dir"
+            )
+    tp = {role: getattr(args, f"{role}_tp_size", None) or args.tp_size for role in roles}
+    logging.basicConfig(level=logging.INFO)
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    with locked(folder):
+        if not alone:
+            values["model_dir"] = convert(values)
+        engines = [
+            Engine(role, sys.executable, folder / role, plan(role, folder, endpoints[role], tp[role], values), _say)
+            for role in roles
+        ]
+        gateway = None if alone else gateway_program(folder, endpoints, values)
+        if args.dry_run:
+            show(engines, gateway)
+            return 0
+        service = Service(engines, gateway, sys.executable, folder, args.drain_s)
+        return asyncio.run(service.run())
+
+
+def default_run_dir(port: int, mode: str) -> Path:
+    """`$XDG_STATE_HOME/closeranks/PORT`: the same at the next start, so that epochs and incidents go on."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "closeranks" / (str(port) if mode in ("pair", "null") else f"{mode}-{port}")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the run folder (0700: it has the control sockets). Raises SettingsError if another service holds it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    with (folder / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise _settings.SettingsError(
+                f"{folder} is in use by process {lock.read().strip() or '?'}: stop it, or give another --run-dir"
+            ) from None
+        os.set_inheritable(lock.fileno(), True)  # `gateway` keeps the lock over its exec
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def convert(values: dict[str, Any]) -> str:
+    """The converted model's folder; converts on the first start (progress on stderr).
+
+    Raises SettingsError with the converter's own words if the model is not there or not supported.
+    """
+    from closeranks.engine.rank import convert as converter
+
+    dtype = values.get("dtype") or ("float32" if values.get("device", "cpu") == "cpu" else "bfloat16")
+    try:
+        return str(converter.prepare(values.get("model_path", ""), values.get("cache_dir", ""), dtype).path)
+    except (ValueError, OSError) as error:
+        raise _settings.SettingsError(str(error)) from error
+
+
+def plan(role: str, folder: Path, endpoint: str, tp_size: int, values: dict[str, Any]) -> Plan:
+    """How one engine's processes are started in each epoch."""
+
+    def programs(epoch: Epoch, place: Path) -> list[Program]:
+        shared = values | {
+            "run_dir": str(folder),
+            "engine": role,
+            "role": role,
+            "epoch": epoch.number,
+            "instance": epoch.instance,
+            "ended_epoch": epoch.ended,
+            "tp_size": tp_size,
+            "ranks_endpoint": f"ipc://{place}/ranks.sock",
+            "rendezvous": str(place),
+            "endpoint": endpoint,
+            "log_dir": str(place / "log"),
+        }
+        threads = values.get("threads") or 0
+        leader = Program("leader", "closeranks.engine.leader", _settings.only(LeaderSettings, shared))
+        ranks = []
+        for rank in range(tp_size):
+            settings = _settings.only(RankSettings, shared | {"rank": rank, "threads": threads})
+            ranks.append(Program(f"rank{rank}", "closeranks.engine.rank", settings))
+        return [leader, *ranks]
+
+    return programs
+
+
+def gateway_program(folder: Path, endpoints: dict[str, str], values: dict[str, Any]) -> Program:
+    """The gateway's process; writes its settings file."""
+    places: dict[str, Any] = {role: [endpoint] for role, endpoint in endpoints.items()}
+    places["served_model_name"] = values.get("served_model_name") or model_name(values.get("model_path", ""))
+    settings = _settings.only(GatewaySettings, values | {"run_dir": str(folder)} | places)
+    path = folder / "gateway.settings.json"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(settings, indent=1) + "\n")
+    return Program("gateway", "closeranks.gateway", settings)
+
+
+def model_name(model_path: str) -> str:
+    """The name of the file or folder, as users call the model."""
+    from closeranks.engine.rank import convert as converter
+
+    return converter.locate(model_path).name.removesuffix(".gguf")
+
+
+def show(engines: list[Engine], gateway: Program | None) -> None:
+    """`--dry-run`: one JSON object with every process that would be started."""
+    found = {}
+    for engine in engines:
+        programs = engine.plan(Epoch(1, 0, 0), Path("EPOCH"))
+        found[engine.name] = [{"name": p.name, "module": p.module, "settings": p.settings} for p in programs]
+    if gateway:
+        found["gateway"] = [{"name": "gateway", "module": gateway.module, "settings": _redacted(gateway.settings)}]
+    print(json.dumps({"schema": 1, "processes": found}, indent=1))
+
+
+def _redacted(settings: dict[str, object]) -> dict[str, object]:
+    return {k: "…" if k.endswith("api_key") and v else v for k, v in settings.items()}
+
+
+def _say(engine: Engine) -> None:
+    level = "error" if engine.state is State.GIVEN_UP else "info"
+    getattr(structlog.get_logger(), level)("engine", engine=engine.name, state=engine.state.value)
