@@ -214,12 +214,16 @@ class Rooms:
         self.latest: dict[int, RoomId] = {}
         """Open room of each request id."""
         self.bound = tombstones
+        self.met: dict[tuple[str, str], int] = {}
+        """How often each (state, happening) came up, stale ones included."""
         self.stale: dict[tuple[str, str], int] = {}
         """Happenings that the table does not know, counted by (state, happening)."""
 
     def move(self, room: Room, happening: str) -> bool:
         """Take the transition if the table has it. False: nothing changed, counted as stale."""
-        target = TABLE.get((room.state, happening))
+        pair = (room.state, happening)
+        self.met[pair] = self.met.get(pair, 0) + 1
+        target = TABLE.get(pair)
         if target is None:
             self.count_stale(room.state, happening)
             return False
