@@ -14,11 +14,14 @@ from tests.engine.rank.members import CONTEXT
 T = TypeVar("T")
 
 
-def _host(pipe: Connection, backend: str, instance: int, tp_size: int, sizes: dict[str, int]) -> None:
+def _host(
+    pipe: Connection, backend: str, instance: int, tp_size: int, sizes: dict[str, int], faults: list[str]
+) -> None:
     import torch
 
     from closeranks.engine.rank.planes import PageLayout, Pool
     from closeranks.engine.rank.transfer import TransferThread, make
+    from closeranks.faults import injector
 
     lock = threading.Lock()
 
@@ -30,12 +33,11 @@ def _host(pipe: Connection, backend: str, instance: int, tp_size: int, sizes: di
     pools = [Pool(layout, sizes["pages"], sizes["page_size"], rank, tp_size) for rank in range(tp_size)]
     threads = []
     memories = []
+    drill = injector(faults)
     for rank, pool in enumerate(pools):
-        moves = make(backend, pool, f"test-{instance:x}-{rank}", "tcp")
+        moves = make(backend, pool, f"test-{instance:x}-{rank}", "tcp", drill)
         memories.append(pool.memory(moves.name, moves.address))
-        thread = TransferThread(
-            moves, pool, 1, lambda n: say("notice", n), lambda e: say("fault", repr(e)), stuck_s=0.5
-        )
+        thread = TransferThread(moves, pool, 1, lambda n: say("notice", n), lambda e: say("fault", repr(e)), 0.5, drill)
         thread.start()
         threads.append(thread)
     say("ready", memories)
@@ -65,13 +67,13 @@ def _host(pipe: Connection, backend: str, instance: int, tp_size: int, sizes: di
 class Host:
     """Handle on such a process."""
 
-    def __init__(self, backend: str, tp_size: int, **sizes: int) -> None:
+    def __init__(self, backend: str, tp_size: int, faults: tuple[str, ...] = (), **sizes: int) -> None:
         sizes = {"layers": 2, "shares": 4, "head_dim": 8, "pages": 12, "page_size": 4} | sizes
         self.tp_size = tp_size
         self.shares = sizes["shares"]
         self.instance = int.from_bytes(os.urandom(7), "big")
         self.pipe, there = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=_host, args=(there, backend, self.instance, tp_size, sizes))
+        self.process = CONTEXT.Process(target=_host, args=(there, backend, self.instance, tp_size, sizes, list(faults)))
         self.process.start()
         there.close()
         self.notices: list[Any] = []

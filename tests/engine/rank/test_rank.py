@@ -143,6 +143,21 @@ def test_a_rank_that_is_told_something_impossible_faults(tmp_path: Path, model: 
         assert fault.name in engine.log(0)
 
 
+def test_drills_raise_kill_and_differ(tmp_path: Path, model: Path, cache: Path) -> None:
+    faults = ["rank.row:raise,token=77", "rank.digest:wrong,rank=1,n=2", "rank.forward:kill,rank=1,n=3"]
+    with Engine(tmp_path, "both", 2, model, cache, fault=faults, collective_deadline_s=1.0) as engine:
+        engine.join().step()
+        n = engine.send_step()
+        assert len({r.digest for r in engine.wait_all(Report, lambda r: r.n == n)}) == 2
+        engine.send_step(rows=[Row(0, 0, 3, sample=True, begin=begin([1, 2, 3], [0]))])
+        assert "rank 1 did not advance" in engine.wait(RankFault).detail
+        assert engine.ranks[1].wait(10) == -signal.SIGKILL
+    with Engine(tmp_path, "both", 1, model, cache, epoch=2, fault=faults) as engine:
+        engine.join().step(rows=[Row(0, 0, 3, sample=True, begin=begin([1, 2, 3], [0]))])
+        engine.send_step(rows=[Row(0, 0, 3, sample=True, begin=begin([1, 77, 3], [0]))])
+        assert engine.wait(RankFault).name == "InjectedFault"
+
+
 def test_a_wrong_model_is_said_to_the_leader(tmp_path: Path, cache: Path) -> None:
     with Engine(tmp_path, "both", 1, tmp_path / "nothing", cache) as engine:
         fault = engine.wait(RankFault)

@@ -179,3 +179,36 @@ def test_a_check_that_does_not_cover_its_pages_is_a_fault() -> None:
         host.step(checks=[Check(ROOM, [1, 2], [[1, 2, 3, 4]])])
         with pytest.raises(AssertionError, match="do not cover"):
             host.wait(Checked, 5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drills_stick_fail_write_late_and_corrupt(backend: str) -> None:
+    faults = (
+        "transfer.start:stick,transfer=1,seconds=1",
+        "transfer.start:fail,transfer=2",
+        "transfer.start:late,transfer=3,seconds=1",
+    )
+    with (
+        Host(backend, 1, faults) as writer,
+        Host(backend, 1, ("rank.arrived:corrupt",)) as target,
+    ):
+        writer.fill(1)
+        target.step(meet=[writer.peer])
+        sends = [Send(n, ROOM, target.instance, [(n, n)]) for n in (1, 2, 3, 4)]
+        writer.step(meet=[target.peer], sends=sends)
+        sents = [writer.wait(Sent)[0] for _ in sends]
+        assert [(s.transfer, bool(s.error)) for s in sorted(sents, key=lambda s: s.transfer)] == [
+            (1, False),
+            (2, True),
+            (3, True),
+            (4, False),
+        ]
+        assert sents[-1].transfer == 1, "it stuck for a while"
+        until = time.monotonic() + 10
+        while target.read(3, 0) != writer.read(3, 0) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert target.read(3, 0) == writer.read(3, 0), "it was reported failed, and wrote"
+        assert not any(target.read(2, 0))
+        table = by_share(writer, [s for s in sents if s.transfer == 4])
+        target.step(checks=[Check(ROOM, [4], table)])
+        assert target.wait(Checked)[0].bad == [(4, 0)]

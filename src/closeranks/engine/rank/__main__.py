@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 
+from closeranks.faults import injector
 from closeranks.protocol import VERSION, Fingerprint, Joined
 
 from . import process
@@ -49,11 +50,12 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
     from .weights import load
 
     log = structlog.get_logger().bind(engine=settings.engine, rank=settings.rank, epoch=settings.epoch)
+    faults = injector(settings.fault, engine=settings.engine, rank=settings.rank, role=settings.role)
     loaded = load(settings)
     layout = loaded.model.pages
     num_pages = settings.num_pages or layout.pages_in(settings.kv_memory, settings.page_size)
     pool = Pool(layout, num_pages, settings.page_size, settings.rank, settings.tp_size, settings.device)
-    backend: Any = make(settings.transfer_backend, pool, agent_name(settings), settings.nixl_transport)
+    backend: Any = make(settings.transfer_backend, pool, agent_name(settings), settings.nixl_transport, faults)
     group = join(
         settings.collectives,
         settings.device,
@@ -69,7 +71,7 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
     runner = Runner(loaded.model, pool, group, settings.max_running)
     runner.warm_up(settings.chunk)
     transfer = TransferThread(
-        backend, pool, settings.epoch, notices.post, notices.fault, stuck_s=settings.transfer_stuck_s
+        backend, pool, settings.epoch, notices.post, notices.fault, settings.transfer_stuck_s, faults
     )
     transfer.start()
     log.info(
@@ -79,12 +81,8 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
         pages=num_pages,
         page=layout.describe(settings.page_size),
     )
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.IDENTITY, f"step:{settings.rank}".encode())
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.connect(settings.ranks_endpoint)
-    loop = Loop(settings.epoch, runner, group, transfer, notices, socket)
+    socket = process.dealer(context, settings, "step")
+    loop = Loop(settings.epoch, runner, group, transfer, notices, socket, faults)
     joined = Joined(
         epoch=settings.epoch,
         rank=settings.rank,
@@ -123,7 +121,7 @@ def main(argv: list[str]) -> int:
     process.set_up(settings)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     ticks = Ticks()
-    notices = Notices(context, settings.ranks_endpoint, settings.epoch, settings.rank, ticks)
+    notices = Notices(process.dealer(context, settings, "note"), settings.epoch, settings.rank, ticks)
     notices.start()
     try:
         serve(settings, context, notices, ticks)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import zmq
 
+from closeranks.faults import Injector
 from closeranks.protocol import Joined, Report, Step, Stop, TopLogprobs, Welcome, decode_to_rank, encode
 
 from .collectives import Group
@@ -68,6 +69,7 @@ class Loop:
         transfer: TransferThread,
         notices: Notices,
         socket: "zmq.Socket[bytes]",
+        injector: Injector | None = None,
     ) -> None:
         self._epoch = epoch
         self._runner = runner
@@ -75,6 +77,7 @@ class Loop:
         self._transfer = transfer
         self._notices = notices
         self._socket = socket
+        self._injector = injector
         self._digest = Digest(epoch)
         self._done = 0
 
@@ -114,6 +117,8 @@ class Loop:
         self._notices.open_step = step.n
         self._group.begin(step.n)
         self._transfer.meet(step.meet)
+        if self._injector is not None:
+            self._fail_on_demand(self._injector, step)
         result = self._runner.run(step)
         self._transfer.submit(step)
         tables: Sequence[Any] = [self._runner.page_table(row.slot) for row in step.rows]
@@ -130,6 +135,15 @@ class Loop:
             logprobs=result.logprobs if sampling else [],
             forward_us=result.forward_us,
         )
+
+    def _fail_on_demand(self, injector: Injector, step: Step) -> None:
+        """Drills: what the faults given at start ask for in this step."""
+        injector.act("rank.forward", n=step.n)
+        for row in step.rows:
+            for token in dict.fromkeys(row.begin.tokens) if row.begin else ():
+                injector.act("rank.row", token=token)
+        if injector.act("rank.digest", n=step.n):
+            self._digest.value ^= 1
 
     def _next(self) -> Any:
         """The next message of the leader."""

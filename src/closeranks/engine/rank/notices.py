@@ -24,15 +24,15 @@ _DETAIL = 4000
 
 
 class Notices:
-    """Sends notices to the leader as `note:<rank>`. `post` may be called from any thread and never waits.
+    """Sends notices to the leader on `socket` (a DEALER, from here on its own thread's).
 
+    `post` may be called from any thread and never waits.
     `open_step` is written by the step loop: the step that runs, 0 for none; `ticks` reads its progress.
     """
 
     def __init__(
         self,
-        context: "zmq.Context[zmq.Socket[bytes]]",
-        endpoint: str,
+        socket: "zmq.Socket[bytes]",
         epoch: int,
         rank: int,
         ticks: Callable[[], int],
@@ -42,16 +42,12 @@ class Notices:
         self._rank = rank
         self._ticks = ticks
         self._queue: queue.SimpleQueue[FromRank | None] = queue.SimpleQueue()
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, f"note:{rank}".encode())
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._endpoint = endpoint
+        self._socket = socket
         self._faulted = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="notices", daemon=True)
 
     def start(self) -> None:
-        """Connect and begin to beat."""
-        self._socket.connect(self._endpoint)
+        """Begin to beat."""
         self._thread.start()
 
     def post(self, notice: FromRank) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import setproctitle
 import structlog
+import zmq
+import zmq.auth
 
 from .settings import Settings
 
@@ -62,3 +64,26 @@ def log_to_stderr(settings: Settings) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.log_level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def dealer(context: "zmq.Context[zmq.Socket[bytes]]", settings: Settings, name: str) -> "zmq.Socket[bytes]":
+    """A socket to the leader under the identity `name:<rank>`, connected; over tcp only with the deployment's key.
+
+    Raises:
+        ValueError: tcp without a key file, or a file without a key pair.
+    """
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, f"{name}:{settings.rank}".encode())
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    if settings.ranks_endpoint.startswith("tcp:"):
+        if not settings.curve_key_file:
+            raise ValueError(f"{settings.ranks_endpoint}: tcp needs curve_key_file (`closeranks keygen`)")
+        public, secret = zmq.auth.load_certificate(settings.curve_key_file)
+        if secret is None:
+            raise ValueError(f"{settings.curve_key_file} holds no secret key")
+        socket.curve_publickey = public
+        socket.curve_secretkey = secret
+        socket.curve_serverkey = public
+    socket.connect(settings.ranks_endpoint)
+    return socket

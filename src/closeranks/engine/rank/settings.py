@@ -69,7 +69,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ranks_endpoint: str = ""
     """The leader's ROUTER for its ranks, e.g. `ipc:///run/…/ranks.sock`."""
     curve_key_file: str = ""
-    """Key pair of the deployment, needed where `ranks_endpoint` is tcp."""
+    """Key file of the deployment (`closeranks keygen`); needed for tcp endpoints."""
+    fault: list[str] = []
+    """Faults to inject, for drills: `POINT:ACTION[,key=value]` (see `closeranks.faults`)."""
     rendezvous: str = ""
     """Where the ranks of the group meet: a folder (one host), or host:port of rank 0 (several hosts)."""
 

@@ -2,14 +2,27 @@
 
 from typing import Any
 
+from closeranks.faults import Injector
+
 from ..planes import Pool
 from .base import Backend
+from .faulty import FaultyBackend
 from .nixl import NixlBackend, available
 from .plan import PeerUnusable
 from .shm import ShmBackend
 from .worker import CHECKSUM, TransferThread
 
-__all__ = ["CHECKSUM", "Backend", "NixlBackend", "PeerUnusable", "ShmBackend", "TransferThread", "choose", "make"]
+__all__ = [
+    "CHECKSUM",
+    "Backend",
+    "FaultyBackend",
+    "NixlBackend",
+    "PeerUnusable",
+    "ShmBackend",
+    "TransferThread",
+    "choose",
+    "make",
+]
 
 
 def choose(wanted: str) -> str:
@@ -23,6 +36,7 @@ def choose(wanted: str) -> str:
     return wanted or ("nixl" if available() else "shm")
 
 
-def make(wanted: str, pool: Pool, agent: str, transport: str) -> Backend[Any]:
-    """The backend of a rank; `agent` names it uniquely per instance and rank."""
-    return NixlBackend(pool, agent, transport) if choose(wanted) == "nixl" else ShmBackend(pool)
+def make(wanted: str, pool: Pool, agent: str, transport: str, injector: Injector | None = None) -> Backend[Any]:
+    """The backend of a rank; `agent` names it uniquely per instance and rank. With an injector its faults act."""
+    backend: Backend[Any] = NixlBackend(pool, agent, transport) if choose(wanted) == "nixl" else ShmBackend(pool)
+    return backend if injector is None else FaultyBackend(backend, injector)

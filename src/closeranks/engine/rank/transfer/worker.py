@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 from xxhash import xxh3_64_intdigest as checksum
 
+from closeranks.faults import Injector
 from closeranks.protocol import Check, Checked, Dropped, FromRank, Peer, Send, Sent, Step
 
 from ..planes import Pool
@@ -62,6 +63,7 @@ class TransferThread:
         notify: Callable[[FromRank], None],
         fault: Callable[[BaseException], None],
         stuck_s: float = 30.0,
+        injector: Injector | None = None,
     ) -> None:
         self._backend = backend
         self._pool = pool
@@ -69,6 +71,7 @@ class TransferThread:
         self._notify = notify
         self._fault = fault
         self._stuck_s = stuck_s
+        self._injector = injector
         self._work: queue.SimpleQueue[Peer | Send | Check | int | None] = queue.SimpleQueue()
         self._unusable: dict[int, str] = {}
         self._peers: dict[int, str] = {}
@@ -145,6 +148,8 @@ class TransferThread:
                 raise ValueError(f"check of room {work.room}: sums do not cover {len(work.pages)} pages and all shares")
             for page in work.pages:
                 self._pool.offset(page, 0)
+            if self._injector and work.pages and self._injector.act("rank.arrived", room=str(work.room)):
+                self._pool.share_view(work.pages[0], 0)[0] ^= 1
             self._checking.append(_Checking(work))
             self._moved = now
         else:
