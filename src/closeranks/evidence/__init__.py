@@ -1,0 +1,1 @@
+"""Evidence: reading bundles, loading what strangers wrote, and redaction."""

@@ -1,0 +1,97 @@
+"""`closeranks diagnose PATH…`: evidence in, a verdict out."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from closeranks.diagnose.judge import diagnose_paths
+from closeranks.diagnose.report import json_report, markdown, page, terminal
+from closeranks.diagnose.verdict import SOUND, Verdict
+
+HELP = "say from stacks, logs, metrics and dumps why an engine stands still, or that it does not"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, archives, or - for standard input")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="JSON, schema 1 (src/closeranks/diagnose/schema)")
+    form.add_argument("--markdown", action="store_true", help="Markdown")
+    form.add_argument("--issue", action="store_true", help="an upstream bug report in the engine's form, redacted")
+    form.add_argument("--html", action="store_true", help="one self-contained page")
+    parser.add_argument("--catalog", action="append", default=[], metavar="DIR", help="more known issues (YAML files)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of to standard output")
+    parser.add_argument("--rules", action="store_true", help="list the rules, nearest to the cause first")
+    parser.add_argument("--readers", action="store_true", help="list the formats that are read")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 nothing wrong, 1 a finding, 2 usage, 3 undetermined or nothing could be read."""
+    if args.rules or args.readers:
+        _list(args)
+        return 0
+    if not args.paths:
+        print(
+            "closeranks diagnose: give at least one file, folder or archive, or - for standard input", file=sys.stderr
+        )
+        return 2
+    folders = [Path(d) for d in args.catalog]
+    missing = next((d for d in folders if not d.is_dir()), None)
+    if missing is not None:
+        print(f"closeranks diagnose: --catalog {missing}: no such folder", file=sys.stderr)
+        return 2
+    try:
+        verdict = diagnose_paths(args.paths, folders)
+    except FileNotFoundError as e:
+        print(f"closeranks diagnose: {e}", file=sys.stderr)
+        return 2
+    _write(args, verdict)
+    return exit_code(verdict)
+
+
+def exit_code(verdict: Verdict) -> int:
+    """0 sound, 1 finding, 3 could not judge."""
+    if verdict.main.cls == "UNDETERMINED":
+        return 3
+    return 0 if all(f.cls in SOUND for f in verdict.findings) else 1
+
+
+def _write(args: argparse.Namespace, verdict: Verdict) -> None:
+    if args.json or args.markdown or args.issue or args.html:
+        make = json_report.render if args.json else markdown.render if args.markdown else None
+        text = make(verdict) if make else (markdown.issue if args.issue else page.render)(verdict)
+        text = text if text.endswith("\n") else text + "\n"
+        if args.output:
+            Path(args.output).write_text(text, encoding="utf-8")
+        else:
+            sys.stdout.write(text)
+        return
+    if args.output:
+        with Path(args.output).open("w", encoding="utf-8") as f:
+            terminal.show(verdict, Console(file=f, width=120))
+    else:
+        terminal.show(verdict, Console(highlight=False))
+
+
+def _list(args: argparse.Namespace) -> None:
+    from closeranks.diagnose.readers import document_readers, line_readers
+    from closeranks.diagnose.rules import rules
+
+    if args.readers:
+        rows = [(r.NAME, r.ABOUT) for r in line_readers()] + [(d.NAME, d.ABOUT) for d in document_readers()]
+    else:
+        rows = [(f"{r.stage:>3} {r.name}", f"{r.looks_for} → {', '.join(r.classes)}") for r in rules()]
+    if args.json:
+        import json
+
+        print(
+            json.dumps(
+                {"schema": 1, "readers" if args.readers else "rules": [{"name": n, "about": a} for n, a in rows]}
+            )
+        )
+        return
+    width = max(len(n) for n, _ in rows)
+    for name, about in rows:
+        print(f"{name:<{width}}  {about}")

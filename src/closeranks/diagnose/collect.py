@@ -1,0 +1,115 @@
+"""Collecting: a bundle → facts. Each file is read once, in bounded time and memory, and never stops the others."""
+
+import io
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from closeranks.diagnose.documents import MAX_TEXT, documents, unwrap_all
+from closeranks.diagnose.facts import Fact, Src
+from closeranks.diagnose.readers import DocumentReader, document_readers, line_readers
+from closeranks.diagnose.scan import Scanner, lines_of, prefilter
+from closeranks.evidence.bundle import Bundle, Item
+from closeranks.evidence.safe_pickle import UnsafePickle, load_plain
+
+READ_BYTES = 256 << 20  # of one file
+READ_TOTAL = 768 << 20  # of all files
+
+
+@dataclass
+class Collected:
+    """Facts in order of file and line, the files read, and what went unread and why."""
+
+    facts: list[Fact] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def collect(bundle: Bundle) -> Collected:
+    """All facts of `bundle`."""
+    out = Collected(notes=list(bundle.notes))
+    pattern = prefilter(line_readers())
+    readers = document_readers()
+    budget = READ_TOTAL
+    for item in bundle.items:
+        out.files.append(item.name)
+        if budget <= 0:
+            out.notes.append(f"{item.name}: left unread: the bundle holds more than {READ_TOTAL >> 20} MiB")
+            continue
+        try:
+            facts, used = _one(item, pattern, readers, out.notes, min(READ_BYTES, budget))
+        except OSError as e:
+            out.notes.append(f"{item.name}: not readable: {e.strerror or type(e).__name__}")
+            continue
+        budget -= used
+        out.facts += sorted(facts, key=lambda f: f.src)
+    return out
+
+
+def _one(
+    item: Item, pattern: re.Pattern[bytes], readers: list[DocumentReader], notes: list[str], limit: int
+) -> tuple[list[Fact], int]:
+    with item.open() as stream:
+        head = stream.read(4096)
+    if head[:1] == b"\x80" and len(head) > 1 and head[1] <= 5:
+        with item.open() as stream:
+            data = stream.read(limit)
+        return list(_pickle(data, item.name, readers, notes)), len(data)
+    if b"\0" in head[:1024] and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        notes.append(f"{item.name}: binary, not read")
+        return [], 0
+    size = item.size if item.size is not None else MAX_TEXT + 1
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) and size <= MAX_TEXT:
+        with item.open() as stream:
+            return _text(item.name, stream.read().decode("utf-16", "replace"), pattern, readers), size
+    if size <= MAX_TEXT:
+        with item.open() as stream:
+            return _text(item.name, stream.read(MAX_TEXT).decode("utf-8", "replace"), pattern, readers), size
+    skip_from = skip_to = -1
+    if size > limit:
+        skip_from, skip_to = limit // 8, size - limit * 7 // 8
+        notes.append(f"{item.name}: {size >> 20} MiB; its first {limit >> 23} and last {limit * 7 >> 23} MiB were read")
+    scanner = Scanner(item.name, line_readers(), pattern)
+    with item.open() as stream:
+        return list(scanner.facts(lines_of(stream, skip_from, skip_to))), min(size, limit)
+
+
+def _text(name: str, text: str, pattern: re.Pattern[bytes], readers: list[DocumentReader]) -> list[Fact]:
+    """Facts of a text that fits in memory: its JSON documents, then its lines."""
+    facts: list[Fact] = []
+    if "{" in text:
+        whole = unwrap_all(text)
+        read: list[tuple[int, int]] = []
+        for found in documents(whole):
+            got = next((g for r in readers if (g := r.document(found.value, Src(name, found.line))) is not None), None)
+            if got is not None:
+                facts += got
+                read.append((found.start, found.end))
+        if read:
+            text = _blanked(whole, read)
+    scanner = Scanner(name, line_readers(), pattern)
+    facts += scanner.facts(lines_of(io.BytesIO(text.encode("utf-8", "replace"))))
+    return facts
+
+
+def _blanked(text: str, regions: list[tuple[int, int]]) -> str:
+    """`text` with its documents emptied, lines kept: what a document quotes must not be read as a log line."""
+    parts, pos = [], 0
+    for start, end in regions:
+        parts += [text[pos:start], "\n" * text.count("\n", start, end)]
+        pos = end
+    return "".join([*parts, text[pos:]])
+
+
+def _pickle(data: bytes, name: str, readers: list[DocumentReader], notes: list[str]) -> Iterator[Fact]:
+    try:
+        found = load_plain(data)
+    except UnsafePickle as e:
+        notes.append(f"{name}: pickle not loaded: {e}")
+        return
+    for reader in readers:
+        got: Iterable[Fact] | None = reader.document(found, Src(name, 1))
+        if got is not None:
+            yield from got
+            return
+    notes.append(f"{name}: a pickle of another format than the flight recorder's")

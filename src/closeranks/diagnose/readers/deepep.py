@@ -1,0 +1,21 @@
+# ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
+"""DeepEP's barrier matrix: value 1024 in column t means that local peer t has not arrived; 0 arrived; < 0 a barrier ahead."""
+
+from closeranks.diagnose.readers._signatures import Sig, SignatureReader
+
+
+class DeepEp(SignatureReader):
+    """Lines of the device-side time-out and of its host side."""
+
+    NAME = "deepep"
+    ABOUT = "DeepEP time-outs: barrier matrix, forwarder and receiver lines, host side"
+    SIGNATURES = (
+        Sig("deepep_cell", "DeepEP timeout check failed", r"rank = (?P<rank>\d+), thread = (?P<peer>\d+), value = (?P<value>-?\d+)"),
+        Sig("deepep_remote", "timeout (RDMA meta)", r"RDMA: (?P<rdma>\d+), nvl: (?P<nvl>\d+), src RDMA(?: lane)?: (?P<remote>\d+)"),
+        Sig("deepep_remote", "NVL receiver timeout", r"RDMA: (?P<rdma>\d+), nvl: (?P<nvl>\d+), src RDMA: (?P<remote>\d+)"),
+        Sig("deepep_host_timeout", "DeepEP error: timeout", r"timeout \((?P<where>[\w ]+)\)"),
+        Sig("deepep_host_timeout", "DeepEP error: CPU recv timeout", r"(?=.)"),
+    )  # fmt: skip
+
+
+LINE_READERS = (DeepEp,)

@@ -1,0 +1,124 @@
+"""torch's flight recorder, from a restricted pickle or JSON, NCCL's or gloo's."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from closeranks.diagnose.facts import Collective, Event, Fact, Frame, GroupStatus, Setting, Src
+from closeranks.diagnose.names import from_file
+from closeranks.diagnose.readers.nccl import op_name
+from closeranks.diagnose.readers.pyspy import clean_file, clean_name
+
+TAIL = 400  # entries of one dump that are kept: the newest
+
+
+class FlightRecorder:
+    """One dump: what each process group of one rank did last."""
+
+    NAME = "flight-recorder"
+    ABOUT = "torch flight recorder dumps (pickle through a restricted loader, JSON), NCCL and gloo"
+
+    def document(self, found: object, src: Src) -> Iterable[Fact] | None:
+        """Facts of one dump. The rank comes from the file's name, if it has one."""
+        if not isinstance(found, dict) or not ({"entries", "pg_status", "pg_config"} & found.keys()):
+            return None
+        if "version" not in found and "entries" not in found:
+            return None
+        return list(self._facts(found, src))
+
+    def _facts(self, dump: dict[str, Any], src: Src) -> Iterator[Fact]:
+        who = from_file(src.file)
+        identity = f"{src.file}:{src.line}"
+        yield Event(src=src, who=who, kind="recorder_dump", data={"_dump": identity})
+        version = dump.get("comm_lib_version") or dump.get("nccl_version")
+        if isinstance(version, str) and re.fullmatch(r"[\d.]{3,20}", version):
+            yield Setting(src=src, kind="version", name="nccl", value=version)
+        config = dump.get("pg_config")
+        members: dict[str, tuple[int, ...]] = {}
+        names: dict[str, str] = {}
+        if isinstance(config, dict):
+            for key, group in list(config.items())[:500]:
+                if isinstance(group, dict):
+                    ranks = re.findall(r"\d{1,6}", str(group.get("ranks", "")))
+                    members[str(key)] = tuple(int(r) for r in ranks[:4096])
+                    names[str(key)] = _word(group.get("desc") or group.get("name") or key)
+        status = dump.get("pg_status")
+        if isinstance(status, dict):
+            for key, counts in list(status.items())[:500]:
+                if isinstance(counts, dict):
+                    yield GroupStatus(
+                        src=src,
+                        who=who,
+                        group=names.get(str(key), f"pg {_word(key)}"),
+                        enqueued=_int(counts.get("last_enqueued_collective")),
+                        completed=_int(counts.get("last_completed_collective")),
+                        members=members.get(str(key), ()),
+                    )
+        entries = dump.get("entries")
+        for entry in entries[-TAIL:] if isinstance(entries, list) else ():
+            if isinstance(entry, dict) and "profiling_name" in entry:
+                yield self._entry(entry, src, who, identity)
+
+    def _entry(self, e: dict[str, Any], src: Src, who: Any, identity: str) -> Collective:
+        group = e.get("process_group")
+        name = (
+            _word(group[1] or group[0])
+            if isinstance(group, list | tuple) and len(group) > 1
+            else f"pg {_word(e.get('pg_id'))}"
+        )
+        frames = (
+            tuple(
+                Frame(
+                    clean_name(str(f.get("name") or "?")),
+                    clean_file(str(f.get("filename") or "?")),
+                    _int(f.get("line")),
+                )
+                for f in (e.get("frames") or [])[:60]
+                if isinstance(f, dict)
+            )
+            if isinstance(e.get("frames"), list | tuple)
+            else ()
+        )
+        p2p = bool(e.get("is_p2p"))
+        return Collective(
+            src=src,
+            who=who,
+            origin="recorder",
+            op=op_name(_word(e.get("profiling_name"), ":")),
+            seq=_int(e.get("p2p_seq_id" if p2p else "collective_seq_id")),
+            group=name,
+            numel_in=_numel(e.get("input_sizes")),
+            numel_out=_numel(e.get("output_sizes")),
+            state=_word(e.get("state")),
+            frames=frames,
+            p2p=p2p,
+            timeout_ms=_int(e.get("timeout_ms")),
+            dump=identity,
+        )  # fmt: skip
+
+
+def _word(found: object, extra: str = "") -> str:
+    """A short identifier: letters, digits and `_.-` only."""
+    return re.sub(rf"[^\w.{extra}-]", "", str(found))[:60]
+
+
+def _int(found: object) -> int:
+    try:
+        return int(str(found)[:20])
+    except ValueError:
+        return -1
+
+
+def _numel(sizes: object) -> int | None:
+    """Elements over all tensors of `input_sizes` / `output_sizes`."""
+    if not isinstance(sizes, list | tuple):
+        return None
+    total = 0
+    for shape in sizes[:1000]:
+        if isinstance(shape, list | tuple):
+            total += math.prod(max(_int(n), 0) for n in shape[:16])
+    return total
+
+
+DOCUMENT_READERS = (FlightRecorder,)

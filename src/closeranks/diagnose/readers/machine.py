@@ -1,0 +1,229 @@
+"""The machine: nvidia-smi, ps, /proc, kernel log, container events."""
+
+import re
+from collections.abc import Iterable
+
+from closeranks.diagnose import names
+from closeranks.diagnose.facts import Event, Fact, Gpu, Process, Value
+from closeranks.diagnose.lines import Line
+from closeranks.diagnose.readers._signatures import Sig, SignatureReader
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def _number(text: str) -> float | None:
+    m = _NUMBER.search(text)
+    return float(m[0]) if m else None
+
+
+class NvidiaSmi:
+    """`nvidia-smi --query-gpu=… --format=csv` with a header, and the rows of the plain table."""
+
+    NAME = "nvidia-smi"
+    ABOUT = "nvidia-smi: csv queries with a header, and the plain table"
+    TOKENS = ("utilization.gpu", "%, ", " %,", "MiB /", "W /", ", [N/A]")
+
+    def __init__(self) -> None:
+        self.open = False
+        self.columns: list[str] = []
+        self.row = 0
+        self.pending: str | None = None
+        self.plain = 0
+
+    def line(self, line: Line) -> Iterable[Fact]:
+        """A header opens a table; rows follow until a line that is none."""
+        text = line.text.strip()
+        if "utilization.gpu" in text or ("power.draw" in text and "," in text):
+            self.columns = [c.split("[")[0].strip() for c in text.split(",")]
+            self.open, self.row = True, 0
+            return
+        if self.open and self.columns:
+            cells = [c.strip() for c in text.split(",")]
+            if len(cells) == len(self.columns) and any(_number(c) is not None for c in cells[-1:]):
+                yield self._csv(line, cells)
+                self.row += 1
+            elif text:
+                self.open = False
+        m = re.search(r"(\d+)C\s+P\d+\s+(\d+)W\s*/\s*(\d+)W\s*\|\s*(\d+)MiB\s*/\s*(\d+)MiB\s*\|\s*(\d+)%", text)
+        if m:
+            yield Gpu(
+                src=line.src,
+                index=str(self.plain),
+                power=float(m[2]),
+                power_limit=float(m[3]),
+                mem_used=float(m[4]),
+                mem_total=float(m[5]),
+                util=float(m[6]),
+            )
+            self.plain += 1
+
+    def _csv(self, line: Line, cells: list[str]) -> Gpu:
+        by = dict(zip(self.columns, cells, strict=True))
+        index = by.get("index") or by.get("node") or by.get("host") or str(self.row)
+        index = re.sub(r"[^\w.-]", "", index)[:40]
+        return Gpu(
+            src=line.src,
+            time=line.time,
+            index=index,
+            util=_number(by.get("utilization.gpu", "")),
+            mem_util=_number(by.get("utilization.memory", "")),
+            power=_number(by.get("power.draw", by.get("power.draw.instant", ""))),
+            power_limit=_number(by.get("power.limit", "")),
+            mem_used=_number(by.get("memory.used", "")),
+            mem_total=_number(by.get("memory.total", "")),
+        )
+
+    def end(self) -> Iterable[Fact]:
+        """Nothing waits."""
+        self.open = False
+        return ()
+
+
+class Ps:
+    """Rows of ps whose command is a known process of an engine, and zombies."""
+
+    NAME = "ps"
+    ABOUT = "ps listings: engine processes, their state and CPU; command lines are recognised, never kept"
+    TOKENS = ("PID", "sglang::", "VLLM::", "<defunct>", "launch_server", "vllm serve", "trtllm", "sglang_")
+
+    def __init__(self) -> None:
+        self.open = False
+        self.columns: list[str] = []
+
+    def line(self, line: Line) -> Iterable[Fact]:
+        """The header names the columns; without one, the usual orders are tried."""
+        words = line.text.split()
+        if "PID" in words and ("COMMAND" in words or "CMD" in words or "ARGS" in words):
+            self.columns, self.open = words, True
+            yield Event(src=line.src, kind="ps_listing")
+            return
+        if not self.columns:
+            return
+        if not words:
+            return
+        at = next((i for i, c in enumerate(self.columns) if c in ("COMMAND", "CMD", "ARGS")), len(self.columns) - 1)
+        if len(words) <= at or line.own_prefix:
+            self.open = False
+            return
+        by = dict(zip(self.columns, words, strict=False))
+        if not by.get("PID", "").isdigit():
+            self.open = False
+            return
+        command = " ".join(words[at:])
+        who = names.from_title(command)
+        state = by.get("STAT", by.get("S", "?"))
+        if not re.fullmatch(r"[A-Za-z<>+?]{1,6}", state):
+            state = "?"
+        if who is None and not state.startswith("Z"):
+            return
+        cpu = by.get("%CPU", by.get("C", ""))
+        yield Process(src=line.src, who=who, pid=int(by["PID"][:12]), state=state, cpu=_number(cpu) if cpu else None)
+
+    def end(self) -> Iterable[Fact]:
+        """Nothing waits."""
+        self.open = False
+        return ()
+
+
+class Proc:
+    """`/proc/<pid>/status` and lines like `pid 31 voluntary_ctxt_switches 0` of two readings."""
+
+    NAME = "proc"
+    ABOUT = "/proc/<pid>/status: state and context switches; two readings of one pid make a change"
+    TOKENS = ("State:\t", "State: ", "ctxt_switches:", "Name:\t", "Pid:\t", "Pid: ", "Name: ")
+
+    def __init__(self) -> None:
+        self.open = False
+        self.now: dict[str, str] = {}
+        self.before: dict[int, float] = {}
+        self.at: Line | None = None
+
+    def line(self, line: Line) -> Iterable[Fact]:
+        """`nonvoluntary_ctxt_switches` is the last line of a reading."""
+        m = re.match(
+            r"^\s*(Name|State|Pid|PPid|voluntary_ctxt_switches|nonvoluntary_ctxt_switches):\s*(\S+)",
+            line.text,
+        )
+        if not m:
+            return
+        if m[1] == "Name":
+            self.now, self.at = {}, line
+        self.now[m[1]] = m[2]
+        if m[1] == "nonvoluntary_ctxt_switches" and self.now.get("Pid", "").isdigit():
+            pid = int(self.now["Pid"][:12])
+            count = float(_number(self.now.get("voluntary_ctxt_switches", "0")) or 0) + float(_number(m[2]) or 0)
+            changed = count - self.before[pid] if pid in self.before else None
+            self.before[pid] = count
+            who = names.from_title(self.now.get("Name", ""))
+            state = self.now.get("State", "?")[:1]
+            yield Process(src=(self.at or line).src, who=who, pid=pid, state=state, switches=changed)
+            self.now = {}
+
+    def end(self) -> Iterable[Fact]:
+        """Nothing waits."""
+        return ()
+
+
+class KernelLog(SignatureReader):
+    """dmesg and journalctl -k: kills for memory."""
+
+    NAME = "kernel-log"
+    ABOUT = "dmesg, journalctl -k: OOM kills with the task's name"
+    SIGNATURES = (
+        Sig("oom_kill", "Killed process", r"Killed process (?P<pid>\d+) \((?P<task>[\w:.-]{1,20})\)"),
+        Sig("oom_kill", "oom-kill:", r"task=(?P<task>[\w:.-]{1,20}),pid=(?P<pid>\d+)"),
+        Sig("oom_kill", "oom_reaper: reaped process", r"process (?P<pid>\d+) \((?P<task>[\w:.-]{1,20})\)"),
+        Sig("ray_memory_kill", "memory monitor", r"(?i)kill"),
+    )  # fmt: skip
+
+
+class Containers:
+    """kubectl get events / describe: restarts, kills, probes."""
+
+    NAME = "containers"
+    ABOUT = "Kubernetes events and container states: started, killing, probe failures, exit codes"
+    TOKENS = (
+        "Killing",
+        "Started container",
+        "Liveness probe",
+        "Readiness probe",
+        "Stopping container",
+        "Unhealthy",
+        "BackOff",
+        "OOMKilling",
+        "Evicted",
+    )
+    open = False
+    _AGE = re.compile(r"^\s*(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?\s")
+
+    def line(self, line: Line) -> Iterable[Fact]:
+        """One event. The object's kind (prefill, decode, …) is kept as a word when its name holds it."""
+        text = line.text
+        kind = ""
+        if "probe failed" in text or "failed liveness probe" in text or "Unhealthy" in text:
+            kind = "probe_failed"
+        if "Killing" in text or "Stopping container" in text:
+            kind = "container_killed"
+        elif "Started" in text and "container" in text:
+            kind = "container_started"
+        elif "OOMKilling" in text:
+            kind = "oom_kill"
+        if not kind:
+            return
+        data: dict[str, Value] = {}
+        if m := re.search(r"(?i)(prefill|decode|router|gateway|frontend)", text):
+            data["object"] = m[1].lower()
+        if "liveness" in text.lower():
+            data["probe"] = "liveness"
+        age = self._AGE.match(text)
+        if age and any(age.groups()):
+            d, h, mi, s = (int(g or 0) for g in age.groups())
+            data["ago"] = ((d * 24 + h) * 60 + mi) * 60 + s
+        yield Event(src=line.src, time=line.time, kind=kind, data=data)
+
+    def end(self) -> Iterable[Fact]:
+        """Nothing waits."""
+        return ()
+
+
+LINE_READERS = (NvidiaSmi, Ps, Proc, KernelLog, Containers)

@@ -1,0 +1,223 @@
+"""NCCL as torch's watchdog and NCCL itself log it: timeouts, group counts, desync reports, transport warnings."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from closeranks.diagnose.facts import Collective, Event, Fact, Frame, GroupStatus, Value, Who
+from closeranks.diagnose.lines import Line
+from closeranks.diagnose.readers._signatures import Sig, SignatureReader
+from closeranks.diagnose.readers.pyspy import clean_file, clean_name
+
+_WORK = re.compile(
+    r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+), NumelOut=(\d+))?(?:, Timeout\(ms\)=(\d+))?\)"
+)
+_STATUS = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+), last completed (?:NCCL )?work: (-?\d+)")
+_GROUP = re.compile(r"\[PG (?:ID )?(\d+)(?: \(?PG GUID (\d+)(?:\s*\((\w+)\))?\)?| \((\w+)\))?(?: Rank (\d+))?\]?")
+_TRACE = re.compile(r"^#(\d+) (\S+) from (\S+?):(\d+)")
+
+
+def op_name(text: str) -> str:
+    """`_ALLGATHER_BASE`, `nccl:_all_gather_base`, `ALLREDUCE` → `allgather`, `allgather`, `allreduce`."""
+    word = text.lower().rsplit(":", 1)[-1].strip("_").removesuffix("_base").removesuffix("_coalesced")
+    return word.replace("_into_tensor", "").replace("_tensor", "").replace("_", "").split(" ")[0]
+
+
+class Watchdog:
+    """`Watchdog caught collective operation timeout`, its group status, its stack trace."""
+
+    NAME = "nccl-watchdog"
+    ABOUT = "torch ProcessGroupNCCL watchdog: operation, sequence number, sizes, group status, failed stack"
+    TOKENS = (
+        "Watchdog caught collective",
+        "last enqueued",
+        "Stack trace of the failed collective",
+        "watchdog got stuck",
+        "Heartbeat monitor timed out",
+    )
+
+    def __init__(self) -> None:
+        self.open = False
+        self.trace: list[Frame] = []
+        self.last: dict[int | None, Collective] = {}
+        self.trace_rank: Who | None = None
+
+    def line(self, line: Line) -> Iterator[Fact]:
+        """One watchdog line."""
+        text = line.text
+        if m := _WORK.search(text):
+            inner = re.search(r"\[Rank (\d+)\]|Rank (\d+)\]", text)
+            who = line.who or (Who(kind="torch", family="torch", rank=int(inner[1] or inner[2])) if inner else None)
+            group = _GROUP.search(text)
+            found = Collective(
+                src=line.src,
+                who=who,
+                time=line.time,
+                origin="watchdog",
+                seq=int(m[1]),
+                op=op_name(m[2]),
+                numel_in=int(m[3]) if m[3] else None,
+                numel_out=int(m[4]) if m[4] else None,
+                timeout_ms=int(m[5]) if m[5] else None,
+                group=_group_name(group) if group else "",
+                state="timeout",
+                p2p=m[2] in ("SEND", "RECV", "COALESCED"),
+            )
+            yield found
+        elif m := _STATUS.search(text):
+            group = _GROUP.search(text)
+            at = re.search(r"at work(?: sequence id)?: (\d+)", text)
+            rank = line.who or (Who(kind="torch", family="torch", rank=int(group[5])) if group and group[5] else None)
+            yield GroupStatus(
+                src=line.src,
+                who=rank,
+                time=line.time,
+                group=_group_name(group) if group else "",
+                enqueued=int(m[1]),
+                completed=int(m[2]),
+                failed_seq=int(at[1]) if at else None,
+            )
+        elif "Stack trace of the failed collective" in text and "not found" not in text:
+            self.open, self.trace, self.trace_rank = True, [], line.who
+        elif self.open and (m := _TRACE.match(line.text.lstrip())):
+            yield Event(
+                src=line.src,
+                who=self.trace_rank,
+                time=line.time,
+                kind="failed_collective_frame",
+                data={"function": clean_name(m[2]), "file": clean_file(m[3].rsplit("/", 1)[-1]), "depth": int(m[1])},
+            )
+        elif self.open and line.own_prefix:
+            self.open = False
+        if "got stuck for" in text and (m := re.search(r"got stuck for (\d+) seconds", text)):
+            yield Event(src=line.src, who=line.who, time=line.time, kind="watchdog_stuck", data={"seconds": int(m[1])})
+        elif "Heartbeat monitor timed out" in text:
+            yield Event(src=line.src, who=line.who, time=line.time, kind="heartbeat_timeout")
+
+    def end(self) -> Iterator[Fact]:
+        """Nothing waits."""
+        self.open = False
+        return iter(())
+
+
+def _group_name(m: re.Match[str]) -> str:
+    return m[3] or m[4] or (f"guid {m[2]}" if m[2] else f"pg {m[1]}")
+
+
+class DesyncReport:
+    """TORCH_NCCL_DESYNC_DEBUG: who joined which collective, who did not."""
+
+    NAME = "desync-report"
+    ABOUT = "torch desync report: ranks that joined, finished, did not join"
+    TOKENS = (
+        "joined but didn't finish collective",
+        "but didn't join collective",
+        "started ranks",
+        "] started ",
+        "] finished ",
+    )
+    open = False
+
+    def __init__(self) -> None:
+        self.seq = 0
+
+    def line(self, line: Line) -> Iterable[Fact]:
+        """One line of the report."""
+        text = line.text
+        if m := re.search(r"\[([\d, ]+)\] joined but didn't finish collective #(\d+)", text):
+            for rank in _ints(m[1]):
+                yield self._event(line, "joined", rank, int(m[2]))
+        elif m := re.search(r"\[([\d, ]+)\] (?:finished collective #\d+, )?but didn't join collective #(\d+)", text):
+            for rank in _ints(m[1]):
+                yield self._event(line, "not_joined", rank, int(m[2]))
+        elif m := re.search(r"#(\d+) (?:started|finished) ranks", text):
+            self.seq = int(m[1])
+        elif self.seq and (m := re.search(r"\[([\d, ]+)\] started ([A-Z_]+)\s*$", text)):
+            for rank in _ints(m[1]):
+                yield Collective(
+                    src=line.src,
+                    who=Who(kind="torch", family="torch", rank=rank),
+                    time=line.time,
+                    origin="desync_report",
+                    op=op_name(m[2]),
+                    seq=self.seq,
+                    group="",
+                    state="started",
+                )
+
+    def _event(self, line: Line, kind: str, rank: int, seq: int) -> Event:
+        who = Who(kind="torch", family="torch", rank=rank)
+        return Event(src=line.src, who=who, time=line.time, kind=f"desync_{kind}", data={"seq": seq})
+
+    def end(self) -> Iterable[Fact]:
+        """Nothing waits."""
+        return ()
+
+
+def _ints(text: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d{1,6}", text)][:4096]
+
+
+class NcclLog(SignatureReader):
+    """NCCL's own lines, and the platform facts that break its transports."""
+
+    NAME = "nccl-log"
+    ABOUT = "NCCL INFO/WARN lines: init complete, transports, completion errors; PCIe access control"
+    SIGNATURES = (
+        Sig("nccl_ready", "Init COMPLETE", r"rank (?P<rank>\d+) nranks (?P<nranks>\d+)"),
+        Sig("nccl_p2p", "via P2P", r"via P2P/(?P<how>\w+)"),
+        Sig("nccl_net_error", "Got completion from peer", r"status=(?P<status>\d+)(?:.*?vendor err (?P<vendor>\d+))?"),
+        Sig("nccl_net_error", "NCCL WARN NET/", r"(?i)error|timeout|failed|lost|down|unreachable|retry"),
+        Sig("nccl_net_error", "ibv_", r"(?i)NCCL WARN.*(?:failed|error)"),
+        Sig("nccl_net_error", "Connection closed by remote peer", r"(?=.)"),
+        Sig("nccl_net_error", "socketPollConnect", r"(?i)NCCL WARN|connect"),
+        Sig("nccl_net_error", "Endpoint timeout", r"(?=.)"),
+        Sig("nccl_net_error", "Transport retry count exceeded", r"(?=.)"),
+        Sig("nccl_net_error", "IBV_WC_RETRY_EXC_ERR", r"(?=.)"),
+        Sig("link_down", "NETDEV WATCHDOG", r"(?=.)"),
+        Sig("link_down", "Link is Down", r"(?=.)"),
+        Sig("link_down", "link down", r"(?i)mlx\d|bnxt|eth\d|enp|ib\d"),
+        Sig("acs_redirect", "ACSCtl", r"ACSCtl:.*ReqRedir\+"),
+        Sig("acs_off", "ACSCtl", r"ACSCtl:.*ReqRedir-"),
+        Sig("xid", "NVRM: Xid", r"Xid .*?: (?P<xid>\d+)"),
+    )  # fmt: skip
+
+
+class FrTrace:
+    """Text output of torchfrtrace / fr_trace."""
+
+    NAME = "fr-trace"
+    ABOUT = "torchfrtrace text: collectives that not all ranks joined"
+    TOKENS = (
+        "Not all ranks joining",
+        "missing ranks:",
+        "group info:",
+        "collective: ",
+        "sequence number:",
+        "Collective sequence number",
+        "expected ranks:",
+    )
+    open = False
+
+    def __init__(self) -> None:
+        self.head: dict[str, Value] = {}
+
+    def line(self, line: Line) -> Iterable[Fact]:
+        """Lines of one block; the line with the missing ranks makes the fact."""
+        text = line.text
+        if m := re.search(r"Not all ranks joining collective:?(?: sequence number)?:? ?(\d+)", text):
+            self.head = {"seq": int(m[1])}
+        elif m := re.search(r"^\s*group info: *(\S{1,40})", text):
+            self.head["group"] = re.sub(r"[^\w:.-]", "", m[1])
+        elif m := re.search(r"^\s*collective: *(\S+)", text):
+            self.head["op"] = op_name(m[1])
+        elif self.head and (m := re.search(r"missing ranks: *\{([\d, ]*)\}", text)):
+            for rank in _ints(m[1]):
+                who = Who(kind="torch", family="torch", rank=rank)
+                yield Event(src=line.src, who=who, time=line.time, kind="fr_missing", data=dict(self.head))
+
+    def end(self) -> Iterable[Fact]:
+        """Nothing waits."""
+        return ()
+
+
+LINE_READERS = (Watchdog, DesyncReport, NcclLog, FrTrace)

@@ -1,0 +1,120 @@
+"""Prometheus text: one scrape after another. A repeated series starts the next scrape."""
+
+import re
+from collections.abc import Iterable
+
+from closeranks.diagnose.facts import Event, Fact, Metric, Setting, Src, Value
+from closeranks.diagnose.lines import Line
+from closeranks.diagnose.readers.settings import flag_fact
+
+_SAMPLE = re.compile(
+    r"^\s*((?:sglang|vllm|trtllm|closeranks|dynamo)[:_]\w+)(?:\{(.*)\})?\s+([-+0-9.eE]+|NaN|[+-]?Inf)(?:\s+\d+)?\s*$"
+)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_KEPT = (
+    "tp_rank",
+    "pp_rank",
+    "dp_rank",
+    "engine",
+    "engine_type",
+    "category",
+    "reason",
+    "stage",
+    "finished_reason",
+    "outcome",
+    "rank",
+)
+
+
+class Prometheus:
+    """Samples of engine metrics. Model names and other labels are not kept."""
+
+    NAME = "prometheus"
+    ABOUT = "Prometheus scrapes of SGLang, vLLM, TensorRT-LLM; two make a rate"
+    TOKENS = ("sglang:", "sglang_", "vllm:", "trtllm_", "closeranks_")
+    open = False
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.scrape = 0
+
+    def line(self, line: Line) -> Iterable[Fact]:
+        """One sample."""
+        if "_bucket{" in line.text:
+            return
+        m = _SAMPLE.match(line.text)
+        if not m:
+            return
+        series = f"{m[1]}{{{m[2] or ''}}}"
+        if series in self.seen:
+            self.seen, self.scrape = set(), self.scrape + 1
+        self.seen.add(series)
+        labels = {k: v[:40] for k, v in _LABEL.findall(m[2] or "") if k in _KEPT and re.fullmatch(r"[\w.:-]*", v)}
+        number = float(m[3])
+        if number == number:
+            name = re.sub(r"^(sglang|vllm|trtllm|closeranks|dynamo)_", r"\1:", m[1])
+            yield Metric(src=line.src, time=line.time, name=name, labels=labels, value=number, scrape=self.scrape)
+
+    def end(self) -> Iterable[Fact]:
+        """Nothing waits."""
+        return ()
+
+
+class Loads:
+    """`/v1/loads`: only `loads[].timestamp` is a heartbeat; the outer one is the time of the answer."""
+
+    NAME = "v1-loads"
+    ABOUT = "/v1/loads answers: queues per data-parallel rank and the age of their snapshot"
+
+    def document(self, found: object, src: Src) -> Iterable[Fact] | None:
+        """One answer."""
+        if not isinstance(found, dict) or not isinstance(found.get("loads"), list):
+            return None
+        out: list[Fact] = []
+        asked = found.get("timestamp")
+        for load in found["loads"][:1024]:
+            if not isinstance(load, dict):
+                continue
+            data: dict[str, Value] = {}
+            for key in ("dp_rank", "num_running_reqs", "num_waiting_reqs", "num_total_tokens", "num_used_tokens"):
+                if isinstance(load.get(key), int | float):
+                    data[key] = load[key]
+            disagg = load.get("disaggregation")
+            if isinstance(disagg, dict):
+                data |= {
+                    k: v
+                    for k, v in disagg.items()
+                    if isinstance(v, int | float) and re.fullmatch(r"[a-z_]{3,40}", str(k))
+                }
+            stamp = load.get("timestamp")
+            if isinstance(stamp, int | float):
+                data["stamp"] = stamp
+                if isinstance(asked, int | float):
+                    data["age"] = asked - stamp
+            out.append(Event(src=src, kind="load", data=data))
+        return out
+
+
+class ServerInfo:
+    """`/server_info`, `/get_server_info`: version and the flags that matter."""
+
+    NAME = "server-info"
+    ABOUT = "/server_info answers: version and launch flags"
+
+    def document(self, found: object, src: Src) -> Iterable[Fact] | None:
+        """One answer."""
+
+        if not isinstance(found, dict) or not ({"tp_size", "model_path", "internal_states"} & found.keys()):
+            return None
+        out: list[Fact] = []
+        for key, v in found.items():
+            if isinstance(v, str | int | float | bool) and (fact := flag_fact(str(key), str(v), src)):
+                out.append(fact)
+        version = found.get("version")
+        if isinstance(version, str) and re.fullmatch(r"[\w.+-]{1,40}", version):
+            out.append(Setting(src=src, kind="version", name="sglang", value=version))
+        return out
+
+
+LINE_READERS = (Prometheus,)
+DOCUMENT_READERS = (Loads, ServerInfo)

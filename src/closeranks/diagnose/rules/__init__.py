@@ -1,0 +1,75 @@
+# ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
+"""Rules: small, pure, named functions from a scene to findings. A module here registers its own; nothing lists them.
+
+`@rule(stage, classes, looks_for)` puts a function into the order of cause: a lower stage is nearer to the cause, and the
+finding with the lowest stage is the main one. Stages, by what they rest on:
+
+ 0-19  a process or library that is shown to be dead, blocked on itself, or refused a resource
+20-29  what ranks wait for in each other: operation, size, stage, participant
+30-39  an ended wait whose cause is not in the evidence; crashes; routers
+40-49  transfers, peers, leaks between engines
+50-59  devices, queues, loops that turn without effect
+60-69  waits that are alike on all ranks
+70-99  nothing wrong, or slow
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from msgspec.structs import replace
+
+from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.verdict import Finding
+
+Found = Finding | Iterable[Finding] | None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A registered rule."""
+
+    name: str
+    stage: int
+    classes: tuple[str, ...]
+    looks_for: str
+    run: Callable[[Scene], Found]
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(stage: int, classes: str, looks_for: str) -> Callable[[Callable[[Scene], Found]], Callable[[Scene], Found]]:
+    """Register a rule under its function's name."""
+
+    def register(function: Callable[[Scene], Found]) -> Callable[[Scene], Found]:
+        name = function.__name__
+        if name in _RULES:
+            raise ValueError(f"two rules are called {name}")
+        _RULES[name] = Rule(name, stage, tuple(classes.split()), looks_for, function)
+        return function
+
+    return register
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """All rules, nearest to the cause first."""
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
+        importlib.import_module(f"{__name__}.{module}")
+    return tuple(sorted(_RULES.values(), key=lambda r: (r.stage, r.name)))
+
+
+def apply(scene: Scene) -> list[Finding]:
+    """Findings of all rules, main first: by stage, shown before likely."""
+    found: list[Finding] = []
+    for r in rules():
+        result = r.run(scene)
+        if result is None:
+            continue
+        for f in [result] if isinstance(result, Finding) else result:
+            found.append(replace(f, rule=r.name, stage=r.stage if f.stage is None else f.stage))
+    order = {"shown": 0, "likely": 1, "undetermined": 2}
+    return sorted(found, key=lambda f: (f.stage if f.stage is not None else 99, order[f.certainty]))

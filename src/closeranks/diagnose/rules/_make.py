@@ -1,0 +1,50 @@
+"""Building findings, so that a rule is its condition and its words."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from closeranks.diagnose.facts import Event, Fact
+from closeranks.diagnose.scene import EngineView, RankView, Scene
+from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding, cite
+
+
+def finding(cls: str, certainty: str, summary: str, facts: Iterable[Fact | None] = (), **more: Any) -> Finding:
+    """A finding that cites `facts`. Its rule and stage are filled in by `rules.apply`, unless `stage` is given."""
+    return Finding(cls=cls, certainty=certainty, summary=summary, evidence=cite(facts), **more)
+
+
+def places(ranks: Iterable[RankView]) -> dict[str, str]:
+    """Rank → where it waits."""
+    return {r.label: r.at.where for r in ranks}
+
+
+def labels(ranks: Iterable[RankView]) -> str:
+    """`TP0, TP1, TP3` or, for many, `TP0 … TP15 (16)`."""
+    found = [r.label for r in ranks]
+    return ", ".join(found) if len(found) <= 8 else f"{found[0]} … {found[-1]} ({len(found)})"
+
+
+def engine_name(engine: EngineView) -> str:
+    """`decode`, `prefill`, or the family."""
+    return engine.name or engine.family
+
+
+def sure(scene: Scene, engine: EngineView | None = None) -> str:
+    """Shown if something besides one round of stacks says that the engine stands still, else likely.
+
+    Dumps of several ranks are not simultaneous: a live loop can look desynchronised in one round, even in two.
+    """
+    if scene.moving_counters or any(p.switches for p in scene.processes):
+        return LIKELY
+    if engine is not None and any(r.moving for r in engine.ranks.values()):
+        return LIKELY
+    return SHOWN if scene.stalls else LIKELY
+
+
+def stall_words(scene: Scene, role: str = "") -> list[str]:
+    """What shows that the engine stands still, for the list of what is shown."""
+    quiet = scene.silence(role)
+    out = [f"{f.src}: {f.says()}" for f in scene.stalls[:2] if not (isinstance(f, Event) and f.kind.endswith("_batch"))]
+    if quiet:
+        out.append(f"no batch line for {quiet[1]:.0f} s after {quiet[0].src} although requests were running")
+    return out

@@ -1,0 +1,333 @@
+# ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
+"""Between engines: KV transfers, peers that changed, capacity that looks like a fault, requests that leak."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from closeranks.diagnose import clock
+from closeranks.diagnose.facts import Event, Fact
+from closeranks.diagnose.rules import rule
+from closeranks.diagnose.rules._make import finding
+from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.stacks import helper_threads, position
+from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
+
+
+def _failures(scene: Scene) -> list[Event]:
+    return scene.events(
+        "transfer_failed", "bootstrap_timeout", "transfer_timeout", "kv_pull_failed", "kv_handshake_failed"
+    )
+
+
+@rule(40, "STALE_PEER", "a peer was replaced at its old address, and every request after that fails")
+def replaced_peer(scene: Scene) -> Finding | None:
+    failed = [e for e in _failures(scene) if e.kind != "bootstrap_timeout"]
+    stale = scene.events("stale_agent", "peer_blacklisted")
+    restarted = [e for e in scene.events("container_started") if e.get("object") in ("prefill", "decode", None)]
+    first_failure = min((e.time for e in failed if e.time is not None), default=None)
+    came_up = [
+        e
+        for e in scene.events("started")
+        if e.time is not None and first_failure is not None and e.time < first_failure
+    ]
+    # A start is a restart if the other side had worked before it.
+    again = [
+        e
+        for e in came_up
+        if any(b.time is not None and b.time < (e.time or 0) and b.src.file != e.src.file for b in scene.batches)
+    ]
+    killed = scene.events("container_killed")
+    replaced = again or (restarted and killed)
+    worked_after = [b for b in scene.gen_after(first_failure) if (b.num("gen") or 0) > 0]
+    if (
+        stale
+        and (replaced or len(stale) >= 1)
+        and not worked_after
+        and (replaced or scene.has("started", "peer_lost", "container_started") or stale[0].kind == "peer_blacklisted")
+    ):
+        return finding(
+            "STALE_PEER",
+            LIKELY,
+            "One side holds state of a peer that is gone: sessions or agents of its former life are refused.",
+            [*stale[:3], *again[:1], *restarted[:1], *failed[:2]],
+            mechanism="peer state is keyed by address and has no incarnation",
+            next_checks=["when did the peer last start, and do all requests since fail?"],
+            workaround="restart the side that holds the stale state; if in doubt both",
+        )
+    if len(failed) < 2 or not replaced or worked_after:
+        return None
+    when = clock.show(again[0].time) if again else ""
+    return finding(
+        "STALE_PEER",
+        SHOWN if again and len(failed) >= 3 else LIKELY,
+        f"The peer was replaced{f' at {when}' if when else ''}; since then every transfer fails although both sides are up.",
+        [*killed[:1], *restarted[:1], *again[:1], *failed[:4]],
+        ranks={"decode": "waits for endpoints of a process that is gone"},
+        trigger="the peer's process was replaced at the same address",
+        mechanism="endpoints per rank are cached by bootstrap address; the new process listens elsewhere",
+        shown=[f"{len(failed)} transfers failed after the restart, none succeeded"],
+        decoys=[
+            "both /health are 200: neither looks at the other's endpoints",
+            "no network partition: the address is reachable",
+        ],
+        next_checks=["decode's cached prefill info against the ports the new prefill listens on"],
+        workaround="restart the side that was not replaced; shorten the heartbeat interval so that a swap is seen",
+    )
+
+
+@rule(41, "NOT_HUNG_SLOW_OR_CAPACITY", "bootstrap time-outs of one constant length while decode runs at its limit")
+def capacity_timeouts(scene: Scene) -> Finding | None:
+    late = scene.events("bootstrap_timeout") or [
+        e for e in scene.events("transfer_failed") if e.get("state") == "Bootstrapping"
+    ]
+    caps = scene.events("capacity")
+    limit = scene.flag_number("max-num-seqs", "max-running-requests")
+    full = [e for e in caps if (e.num("waiting") or 0) > 0 and (limit is None or (e.num("running") or 0) >= limit)]
+    decode = [
+        b
+        for b in scene.batches
+        if b.get("role") == "decode"
+        and (b.num("usage") or 0) >= 0.9
+        and (b.num("prealloc") or 0) > 0
+        and (b.num("gen") or 0) > 0
+    ]
+    vllm_full = [
+        b
+        for b in scene.batches
+        if b.kind == "vllm_stats"
+        and (b.num("waiting") or 0) > 0
+        and (b.num("gen") or 0) > 0
+        and limit is not None
+        and (b.num("running") or 0) >= limit
+    ]
+    if len(late) < 2 or not (full or decode or vllm_full):
+        return None
+    received = scene.events("received")
+    after = ""
+    if received and received[0].time is not None and late[0].time is not None:
+        after = f" exactly {late[0].time - received[0].time:g} s after arrival"
+    return finding(
+        "NOT_HUNG_SLOW_OR_CAPACITY",
+        SHOWN if full and limit is not None else LIKELY,
+        f"Requests time out waiting for a decode slot{after}: decode runs at its limit ({(full or decode or vllm_full)[0].num('running'):g} running), nothing is stuck.",
+        [
+            *received[:1],
+            *late[:3],
+            *(full or decode or vllm_full)[:2],
+            scene.flag("max-num-seqs", "max-running-requests"),
+        ],
+        mechanism="the bootstrap clock starts at arrival, so queueing alone exceeds it",
+        shown=["time-outs of one constant length", "decode at its limit with requests waiting"],
+        decoys=["no transport fault: the same pair completes the requests that get a slot"],
+        next_checks=["queue length over time against the time-out"],
+        workaround="a longer bootstrap time-out, more decode slots, or admission control in front",
+    )
+
+
+@rule(42, "KV_TRANSFER", "a helper thread of the transfer backend is dead")
+def helper_thread_dead(scene: Scene) -> Finding | None:
+    dead = [e for e in scene.events("helper_thread_dead")]
+    absent = _without_threads(scene)
+    if not dead and not absent:
+        return None
+    who = sorted({e.who.label for e in dead if e.who}) or absent
+    on = f" on {', '.join(who)}" if who else ""
+    thread = next((str(e.get("thread")) for e in dead if e.get("thread")), "bootstrap_thread")
+    return finding(
+        "KV_TRANSFER",
+        SHOWN if dead and not scene.gen_after(dead[0].time) else LIKELY,
+        f"The transfer backend's {thread} is dead{on}: every later request to it waits for its time-out, the loop lives on.",
+        [*dead[:4], *_failures(scene)[:2], *(s for s in scene.stacks[:1] if absent)],
+        ranks={w: f"no {thread}" for w in who},
+        trigger="a message the thread did not understand, or an exception in it" if dead else "",
+        mechanism="an exception ends the thread and nothing watches it; /health does not use the transfer path",
+        shown=[f"{dead[0].src}: {dead[0].says()}"]
+        if dead
+        else ["the thread is missing from the dump of a process that should have it"],
+        next_checks=["py-spy dump: is the thread there on the other ranks?"],
+        workaround="restart the prefill engine",
+    )
+
+
+def _without_threads(scene: Scene) -> list[str]:
+    """Prefill ranks without a bootstrap thread though another rank of the same engine has one."""
+    for engine in scene.engines:
+        if engine.name != "prefill":
+            continue
+        have = [r for r in engine.ranks.values() if "bootstrap_thread" in helper_threads(r.stacks[-1])]
+        lack = [r for r in engine.ranks.values() if r not in have and len(r.stacks[-1].threads) > 1]
+        if have and lack:
+            return [r.label for r in lack]
+    return []
+
+
+@rule(44, "KV_TRANSFER", "transfers that fail on one side, wait on the other, or are never cleaned up")
+def stuck_transfer(scene: Scene) -> Finding | None:
+    return (
+        _one_sided(scene)
+        or _after_retraction(scene)
+        or _sender_died(scene)
+        or _never_reaped(scene)
+        or _population(scene)
+        or _constant_queue(scene)
+    )
+
+
+def _one_sided(scene: Scene) -> Finding | None:
+    errors = scene.events("transfer_error", "transfer_worker_error")
+    failed = scene.events("transfer_failed")
+    for e in errors:
+        mate = next((f for f in failed if f.get("room") == e.get("room") and e.get("room") is not None), None)
+        if mate is None:
+            continue
+        gap = f"{mate.time - e.time:.0f} s" if mate.time is not None and e.time is not None else "long"
+        return _transfer(
+            SHOWN,
+            f"The transfer of room {e.get('room')} failed on one side; the other learnt it by its own time-out {gap} later.",
+            [e, mate],
+            mechanism="a failure is recorded locally and not told to the peer",
+            shown=[f"room {e.get('room')}: {e.src} and {mate.src}"],
+            decoys=["the engine is well: one request stalls, batches go on"],
+            next_checks=["other rooms that failed on one side only"],
+            workaround="a lower SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
+        )
+    return None
+
+
+def _after_retraction(scene: Scene) -> Finding | None:
+    retracted = scene.events("retract")
+    if not retracted:
+        return None
+    t = retracted[-1].time
+    later = [b for b in scene.batches if t is None or b.time is None or b.time > t]
+    stuck = [b for b in later if (b.num("prealloc") or 0) > 0 and (usage := b.num("usage")) is not None and usage < 0.5]
+    if not stuck or (scene.engines and scene.stalls):
+        return None
+    b = stuck[-1]
+    return _transfer(
+        LIKELY,
+        f"{b.get('prealloc')} requests sit in preallocation although the pool is nearly empty ({b.get('usage')}): retracted earlier, they can never leave it.",
+        [retracted[-1], b],
+        trigger=f"retraction at {clock.show(t)}",
+        mechanism="a retracted request re-enters preallocation with a transfer that is already finished, a state that nothing admits",
+        decoys=["prefill is not at fault: these requests were prefilled already"],
+        next_checks=["do the same requests stay there over minutes?"],
+        workaround="more KV memory or fewer running requests on decode, so that nothing is retracted; restart decode to clear",
+    )
+
+
+def _sender_died(scene: Scene) -> Finding | None:
+    errors = scene.events("cache_sender_error")
+    waits = [s for s in scene.stacks for t in s.threads if position(t).kind == "transfer_wait"]
+    if not errors and not waits:
+        return None
+    return _transfer(
+        LIKELY if not (errors and waits) else SHOWN,
+        "A cache transfer failed on the context side and was swallowed; the generation side waits for it in its event loop."
+        if errors
+        else "The event loop waits in a transfer status call.",
+        [*errors[:2], *waits[:2]],
+        mechanism="the sender's exception is logged and not passed on; the receiver blocks on a future that nobody will set",
+        shown=[f"{e.src}: {e.says()}" for e in errors[:1]],
+        decoys=["the transport is up: the block was gone before it could be sent"] if errors else [],
+        next_checks=["requests on the generation side that wait, against the context side's error lines"],
+        workaround="no block reuse on the context side",
+    )
+
+
+def _never_reaped(scene: Scene) -> Finding | None:
+    late = scene.events("ctx_transfer_timeout", "kv_expired")
+    idle = [e for e in scene.events("trt_active", "trt_iter") if e.get("scheduled") == 0]
+    if len(late) < 2 and not (late and idle):
+        return None
+    active = next((e.get("active") for e in idle if e.get("active")), None)
+    return _transfer(
+        LIKELY,
+        f"Transfers time out again and again and are never cleaned up{f'; {active} requests active, none scheduled' if active else ''}.",
+        [*late[:3], *idle[:2], *scene.resting[:1]],
+        mechanism="clean-up of a timed-out transfer runs only when new work is scheduled, and the full pool lets none be scheduled"
+        if idle
+        else "blocks are held for a peer that never fetched them",
+        decoys=["/health 200 says nothing about transfers"] if scene.has("http") else [],
+        next_checks=["does the number of active requests ever fall?"],
+        workaround="restart the context server; cap concurrency",
+    )
+
+
+def _population(scene: Scene) -> Finding | None:
+    failed = _failures(scene)
+    errors = scene.events("transfer_error", "transfer_worker_error", "peer_blacklisted")
+    if not failed and not errors:
+        return None
+    states = Counter(str(e.get("state")) for e in failed if e.get("state"))
+    after = {e.get("after") for e in failed if e.get("after") is not None}
+    const = f", all after {after.pop()} s" if len(after) == 1 else ""
+    return _transfer(
+        LIKELY,
+        f"KV transfers fail{f' in {states.most_common(1)[0][0]}' if states else ''} ({len(failed) + len(errors)} lines{const}).",
+        [*errors[:2], *failed[:4]],
+        mechanism="a hand-over that one side started and the other never finished",
+        next_checks=[
+            "the other side's log, joined by room",
+            "is the transfer backend's helper thread alive on every prefill rank?",
+        ],
+    )
+
+
+def _constant_queue(scene: Scene) -> Finding | None:
+    """Requests in transfer that never move although the loop turns."""
+    for key, name in (
+        ("transfer", "decode's transfer queue"),
+        ("inflight", "prefill's in-flight queue"),
+        ("prealloc", "decode's preallocation queue"),
+        ("fetching", "KV fetch"),
+    ):
+        seen = [b for b in scene.batches if b.num(key) is not None]
+        tail = seen[-4:]
+        if len(tail) < 3 or any(not b.num(key) or b.num(key) != tail[-1].num(key) for b in tail):
+            continue
+        times = [b.time for b in tail if b.time is not None]
+        if len(times) < 2 or times[-1] - times[0] < 60:
+            continue
+        if (tail[-1].num("usage") or 0) > 0.9 or scene.silence():
+            continue
+        return _transfer(
+            LIKELY,
+            f"{tail[-1].get(key)} requests stay in {name} for {times[-1] - times[0]:.0f} s while the loop turns.",
+            tail[:3],
+            mechanism="transfers that neither finish nor fail",
+            next_checks=[
+                "the peer's matching queue",
+                "is the transfer backend's helper thread alive on every prefill rank?",
+            ],
+        )
+    return None
+
+
+def _transfer(certainty: str, summary: str, facts: Iterable[Fact], **more: Any) -> Finding:
+    return finding("KV_TRANSFER", certainty, summary, facts, **more)
+
+
+@rule(48, "REQUEST_LEAK", "the engine computes for requests whose client is gone")
+def orphans(scene: Scene) -> Finding | None:
+    lost = scene.events("orphan_output")
+    if len(lost) < 3:
+        return None
+    killed = scene.events("exit_code", "probe_failed")
+    oom = scene.has("oom_kill")
+    return finding(
+        "REQUEST_LEAK",
+        SHOWN,
+        f"Requests go on after their client left: {len(lost)} outputs for a request whose state was deleted.",
+        [*lost[:2], *scene.batches[-1:], *scene.events("health_failed")[:1], *killed[:2]],
+        trigger="a client disconnected mid-stream and the abort was lost",
+        mechanism="the request decodes to its length limit and floods the output path",
+        shown=["output arrives for deleted requests"],
+        likely=["that this flood caused the later health failures"] if scene.has("health_failed") else [],
+        decoys=["exit code 137 came from the liveness kill: there is no out-of-memory event"]
+        if killed and not oom
+        else [],
+        next_checks=["running requests in the engine against open client streams"],
+        workaround="a max_tokens cap on every request",
+    )

@@ -1,0 +1,420 @@
+"""The scene: facts put side by side. Engines with their ranks and positions, progress over time, settings, devices.
+
+Everything here is derived from facts alone and decides nothing; rules decide.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+from closeranks.diagnose import names
+from closeranks.diagnose.facts import (
+    Collective,
+    Event,
+    Fact,
+    Gpu,
+    GroupStatus,
+    Kernel,
+    Metric,
+    Process,
+    Ras,
+    Setting,
+    Stack,
+    StackFailed,
+    Who,
+)
+from closeranks.diagnose.stacks import Position, position
+
+F = TypeVar("F", bound=Fact)
+SILENCE = 60.0  # seconds without a batch line, with requests running, that count as a stall
+
+
+@dataclass
+class RankView:
+    """One rank of one engine: its dumps in order, and where the last one found it."""
+
+    who: Who
+    label: str
+    stacks: list[Stack] = field(default_factory=list)
+
+    @cached_property
+    def positions(self) -> list[Position]:
+        """A position per dump."""
+        return [position(s.main) for s in self.stacks]
+
+    @property
+    def at(self) -> Position:
+        """Where the last dump found it."""
+        return self.positions[-1]
+
+    @property
+    def moving(self) -> bool | None:
+        """Whether two dumps differ in their frames' names; None with one dump."""
+        if len(self.stacks) < 2:
+            return None
+        shapes = {tuple(f.name for f in s.main.frames) if s.main else () for s in self.stacks}
+        return len(shapes) > 1
+
+
+@dataclass
+class EngineView:
+    """The ranks that share collectives: one engine (one side of a pair, one set of workers)."""
+
+    name: str  # decode, prefill, "" for an engine without a role
+    family: str
+    ranks: dict[str, RankView] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    def at(self, *kinds: str) -> list[RankView]:
+        """Ranks whose position is of one of `kinds`."""
+        return [r for r in self.ranks.values() if r.at.kind in kinds]
+
+    @property
+    def still(self) -> bool | None:
+        """Whether every rank was dumped twice without a difference; None with one round."""
+        moves = [r.moving for r in self.ranks.values()]
+        return None if not moves or any(m is None for m in moves) else not any(moves)
+
+    def by_stage(self) -> dict[int | None, list[RankView]]:
+        """Ranks by pipeline stage: those of one stage form a tensor-parallel group."""
+        out: dict[int | None, list[RankView]] = {}
+        for r in self.ranks.values():
+            out.setdefault(r.who.pp, []).append(r)
+        return out
+
+
+@dataclass
+class Scene:
+    """All facts of one bundle, and views on them."""
+
+    facts: list[Fact]
+    files: list[str]
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, kind: type[F]) -> list[F]:
+        """Facts of one type, in order."""
+        return [f for f in self.facts if isinstance(f, kind)]
+
+    @cached_property
+    def _events(self) -> dict[str, list[Event]]:
+        out: dict[str, list[Event]] = {}
+        who_at = {(e.src.file, e.src.line): e.who for e in self.of(Event) if e.kind == "exception" and e.who}
+        for e in self.of(Event):
+            if e.who is None and (e.src.file, e.src.line) in who_at and e.kind != "exception":
+                e = Event(src=e.src, who=who_at[e.src.file, e.src.line], time=e.time, kind=e.kind, data=e.data)
+            out.setdefault(e.kind, []).append(e)
+        return out
+
+    def events(self, *kinds: str) -> list[Event]:
+        """Events of the given kinds, by kind, then in order."""
+        return [e for k in kinds for e in self._events.get(k, ())]
+
+    def has(self, *kinds: str) -> bool:
+        """Whether any event of these kinds was seen."""
+        return any(k in self._events for k in kinds)
+
+    @cached_property
+    def stacks(self) -> list[Stack]:
+        """All dumps, in order of appearance."""
+        return self.of(Stack)
+
+    @cached_property
+    def gpus(self) -> list[Gpu]:
+        """Rows of nvidia-smi."""
+        return self.of(Gpu)
+
+    @cached_property
+    def kernels(self) -> list[Kernel]:
+        """What cuda-gdb saw."""
+        return self.of(Kernel)
+
+    @cached_property
+    def collectives(self) -> list[Collective]:
+        """Collectives of watchdogs, recorders and desync reports."""
+        return self.of(Collective)
+
+    @cached_property
+    def group_status(self) -> list[GroupStatus]:
+        """Enqueued and completed counts."""
+        return self.of(GroupStatus)
+
+    @cached_property
+    def ras(self) -> list[Ras]:
+        """RAS findings."""
+        return self.of(Ras)
+
+    @cached_property
+    def processes(self) -> list[Process]:
+        """ps and /proc rows."""
+        return self.of(Process)
+
+    @cached_property
+    def failed_dumps(self) -> list[StackFailed]:
+        """Dumps that gave nothing."""
+        return self.of(StackFailed)
+
+    # -- settings ----------------------------------------------------------------------------------------------------
+
+    def flag(self, *flags: str) -> Setting | None:
+        """The last setting of one of these launch flags."""
+        return self._setting("flag", flags)
+
+    def env(self, *variables: str) -> Setting | None:
+        """The last setting of one of these environment variables."""
+        return self._setting("env", variables)
+
+    def version(self, component: str) -> Setting | None:
+        """The version of a component, if printed."""
+        return self._setting("version", (component,))
+
+    def arch(self) -> str:
+        """`aarch64`, `x86_64`, or "" if the evidence does not say."""
+        found = {s.value for s in self.of(Setting) if s.kind == "arch"}
+        return found.pop() if len(found) == 1 else ""
+
+    def _setting(self, kind: str, wanted: tuple[str, ...]) -> Setting | None:
+        return next((s for s in reversed(self.of(Setting)) if s.kind == kind and s.name in wanted), None)
+
+    def flag_number(self, *flags: str) -> int | None:
+        """The value of a flag as a number."""
+        s = self.flag(*flags)
+        return int(s.value) if s and s.value.isdigit() else None
+
+    # -- engines -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def engines(self) -> list[EngineView]:
+        """Engines with dumps. A second dump of one process is a second sample; of another process, another engine."""
+        out: list[EngineView] = []
+        for s in self.stacks:
+            who = s.who or names.from_file(s.src.file)
+            if who is None:
+                if s.main is None or not _computes(s):
+                    continue
+                who = Who(kind="torch", family="")
+            if not who.is_rank:
+                continue
+            label = who.label if who.label != who.kind else f"pid {s.pid}"
+            family = who.family
+            role = s.role
+            engine = next((e for e in out if e.family == family and e.name == role and _fits(e, label, s)), None)
+            if engine is None:
+                engine = EngineView(role, family)
+                out.append(engine)
+            engine.ranks.setdefault(label, RankView(who, label)).stacks.append(s)
+        for engine in out:
+            engine.missing = self._missing(engine)
+        return out
+
+    def _missing(self, engine: EngineView) -> list[str]:
+        """Ranks that exist by label, flag or failed dump and have no dump."""
+        labels = set(engine.ranks)
+        tps = {r.who.tp for r in engine.ranks.values() if r.who.tp is not None}
+        seen = {
+            f.who.label: f.who
+            for f in self.facts
+            if f.who and f.who.kind in ("scheduler", "worker") and f.who.family == engine.family
+        }
+        out = [
+            label
+            for label, who in seen.items()
+            if label not in labels and label != who.kind and self._same_shape(engine, who)
+        ]
+        size = self.flag_number("tp", "tp-size", "tensor-parallel-size")
+        if tps and size and len(self.engines_named(engine)) <= 1:
+            known = tps | {w.tp for w in seen.values() if w.tp is not None}
+            out += [f"TP{i}" for i in range(min(size, 1024)) if i not in known]
+        gaps = set(range(max(tps) + 1)) - tps if tps and max(tps) < 1024 else set()
+        known_tp = {w.tp for w in seen.values()}
+        out += [f"TP{i}" for i in sorted(gaps) if i not in known_tp and f"TP{i}" not in out]
+        return sorted(set(out), key=_natural)
+
+    def engines_named(self, engine: EngineView) -> set[str]:
+        """Roles seen in this bundle for the family of `engine`."""
+        return {s.role for s in self.stacks if s.who and s.who.family == engine.family and s.who.is_rank}
+
+    def _same_shape(self, engine: EngineView, who: Who) -> bool:
+        any_rank = next(iter(engine.ranks.values())).who
+        return (
+            (any_rank.dp is None) == (who.dp is None)
+            and (any_rank.pp is None) == (who.pp is None)
+            and len(self.engines_named(engine)) <= 1
+        )
+
+    @cached_property
+    def processes_by_kind(self) -> dict[str, list[Stack]]:
+        """Dumps of processes that are no ranks (API server, detokenizer, launcher), by kind."""
+        out: dict[str, list[Stack]] = {}
+        for s in self.stacks:
+            if s.who and not s.who.is_rank:
+                out.setdefault(s.who.kind, []).append(s)
+        return out
+
+    # -- progress ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def batches(self) -> list[Event]:
+        """Batch lines of SGLang, throughput lines of vLLM, in order."""
+        found = self.events("prefill_batch", "decode_batch", "vllm_stats")
+        return sorted(found, key=lambda e: (e.time if e.time is not None else 0.0, e.src))
+
+    def last_batch(self, role: str = "") -> Event | None:
+        """The last batch line, of one role if given."""
+        return next((e for e in reversed(self.batches) if not role or e.get("role", "") in ("", role)), None)
+
+    @cached_property
+    def end_time(self) -> float | None:
+        """The last clock in the bundle."""
+        times = [f.time for f in self.facts if f.time is not None]
+        return max(times) if times else None
+
+    def gen_after(self, t: float | None) -> list[Event]:
+        """Batch lines that show tokens after `t`."""
+        return [
+            e for e in self.batches if (e.num("gen") or 0) > 0 and (t is None or (e.time is not None and e.time > t))
+        ]
+
+    def silence(self, role: str = "") -> tuple[Event, float] | None:
+        """The last batch line with requests running, and for how long its file went on without another."""
+        mine = [e for e in self.batches if e.kind != "vllm_stats" and (not role or e.get("role", "") in ("", role))]
+        last = mine[-1] if mine else None
+        if last is None or last.time is None:
+            return None
+        if not ((last.num("running") or 0) > 0 or (last.num("queue") or 0) > 0 or (last.num("new_seq") or 0) > 0):
+            return None
+        later = [f.time for f in self.facts if f.time is not None and f.src.file == last.src.file]
+        quiet = max(later) - last.time if later else 0.0
+        return (last, quiet) if quiet >= SILENCE else None
+
+    @cached_property
+    def stalls(self) -> list[Fact]:
+        """Independent signs that an engine stands still: watchdogs, silence with work, counters that stay."""
+        out: list[Fact] = []
+        for e in self.events("watchdog"):
+            part = str(e.get("part", "Scheduler"))
+            if "cheduler" in part or not part.strip() or "DataParallel" in part:
+                out.append(e)
+        out += self.events("rpc_timeout", "gloo_timeout", "hang_detected", "heartbeat_timeout", "debug_info")
+        out += [c for c in self.collectives if c.state == "timeout"]
+        out += [e for e in self.events("health_failed") if not self.gen_after(e.time)]
+        quiet = self.silence()
+        if quiet:
+            out.append(quiet[0])
+        stats = [e for e in self.events("vllm_stats") if (e.num("running") or 0) > 0]
+        if len(stats) >= 2 and all((e.num("gen") or 0) == 0 and (e.num("prompt") or 0) == 0 for e in stats[-2:]):
+            out += stats[-2:]
+        still = [p for p in self.processes if p.switches is not None and p.switches == 0]
+        moved = [p for p in self.processes if p.switches]
+        if still and not moved:
+            out += still
+        out += self.frozen_counters
+        if len({r.comm for r in self.frozen_ras}) > 0:
+            out += self.frozen_ras
+        return out
+
+    @cached_property
+    def counter_deltas(self) -> list[tuple[Metric, float]]:
+        """Counters seen in two scrapes, with their change from the first to the last."""
+        by: dict[tuple[str, tuple[tuple[str, str], ...]], list[Metric]] = {}
+        for m in self.of(Metric):
+            if m.name.endswith(("_total", "_count", "_sum")) or ("tokens" in m.name and "usage" not in m.name):
+                by.setdefault((m.name, tuple(sorted(m.labels.items()))), []).append(m)
+        return [(s[-1], s[-1].value - s[0].value) for s in by.values() if len(s) > 1]
+
+    @cached_property
+    def frozen_counters(self) -> list[Metric]:
+        """Token and stage counters that did not move between scrapes although requests run."""
+        if not self.counter_deltas or self.requests[0] <= 0:
+            return []
+        moved = [m for m, d in self.counter_deltas if d > 0 and _progress_counter(m.name)]
+        flat = [m for m, d in self.counter_deltas if d == 0 and _progress_counter(m.name)]
+        return flat[:3] if flat and not moved else []
+
+    @cached_property
+    def moving_counters(self) -> list[Metric]:
+        """Token counters that grew between scrapes."""
+        return [m for m, d in self.counter_deltas if d > 0 and "tokens_total" in m.name]
+
+    @cached_property
+    def requests(self) -> tuple[float, float]:
+        """(running, waiting) by the last scrape, or by the last batch line; -1 where nothing says."""
+        running = self._gauge(r"num_(?:running_reqs|requests_running)$")
+        waiting = self._gauge(r"num_(?:queue_reqs|requests_waiting)$")
+        last = self.batches[-1] if self.batches else None
+        if last is not None:
+            if running is None:
+                running = last.num("running")
+            if waiting is None:
+                waiting = last.num("queue") if last.kind != "vllm_stats" else last.num("waiting")
+        return (running if running is not None else -1.0, waiting if waiting is not None else -1.0)
+
+    def _gauge(self, pattern: str) -> float | None:
+        found = [m for m in self.of(Metric) if re.search(pattern, m.name)]
+        if not found:
+            return None
+        last = max(m.scrape for m in found)
+        return max(m.value for m in found if m.scrape == last)
+
+    def gauge(self, pattern: str) -> float | None:
+        """The largest value of a gauge in the last scrape."""
+        return self._gauge(pattern)
+
+    @cached_property
+    def frozen_ras(self) -> list[Ras]:
+        """Mismatches that two snapshots show alike."""
+        seen: dict[tuple[str, str, tuple[tuple[int, int], ...]], list[Ras]] = {}
+        for r in self.ras:
+            if r.status == "MISMATCH" and r.counts:
+                seen.setdefault((r.comm, r.op, tuple(sorted(r.counts))), []).append(r)
+        return [r for group in seen.values() if len(group) > 1 for r in group]
+
+    # -- devices -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def spinning(self) -> list[Gpu]:
+        """GPUs that are fully busy. Power tells spin from work where a limit or several rows allow it."""
+        return [g for g in self.gpus if g.util is not None and g.util >= 90]
+
+    @cached_property
+    def resting(self) -> list[Gpu]:
+        """GPUs at 0 %."""
+        return [g for g in self.gpus if g.util is not None and g.util <= 3]
+
+    def low_power(self, gpu: Gpu) -> bool | None:
+        """Whether a fully busy GPU draws too little for work; None if power is not known."""
+        if gpu.power is None:
+            return None
+        limit = gpu.power_limit or (700.0 if gpu.power > 60 else 140.0 if gpu.power < 45 else 300.0)
+        return gpu.power < 0.45 * limit or (gpu.mem_util is not None and gpu.mem_util <= 1)
+
+
+def _progress_counter(name: str) -> bool:
+    return bool(
+        re.search(
+            r"generation_tokens|prompt_tokens|realtime_tokens|stage_seconds|iteration_tokens|forward_execution", name
+        )
+    )
+
+
+def _computes(s: Stack) -> bool:
+    main = s.main
+    return bool(
+        main and any(re.search(r"torch|jax|cuda|vllm|sglang|tensorrt_llm|megatron|deep", f.file) for f in main.frames)
+    )
+
+
+def _fits(engine: EngineView, label: str, s: Stack) -> bool:
+    known = engine.ranks.get(label)
+    return known is None or any(k.pid == s.pid for k in known.stacks)
+
+
+def _natural(text: str) -> tuple[tuple[int, str], ...]:
+    return tuple((int(p), "") if p.isdigit() else (0, p) for p in re.split(r"(\d+)", text))
+
+
+def first(items: Iterable[Fact], test: Callable[[Fact], bool] = lambda _: True) -> Fact | None:
+    """The first item that passes, by time where there is one."""
+    found = [i for i in items if test(i)]
+    return min(found, key=lambda f: (f.time if f.time is not None else float("inf"), f.src)) if found else None
