@@ -1,0 +1,105 @@
+"""Write an event anew: the text and calls of some choices replaced, every other member as it came.
+
+One event may become several (reasoning, content and each call have a delta of their own, in order) or none, if all
+that it held was markup. Its finish reason and usage stay on the last one. `logprobs` of rewritten text become null:
+they would repeat the markup token by token.
+"""
+
+from typing import Any
+
+import msgspec
+
+from closeranks.gateway.guard.chunk import TEXT_FIELDS, Delta, choices_of, dump, is_null, is_stop, members, members_of
+from closeranks.gateway.guard.sse import data_of, new_event, with_data
+
+
+def rewrite_event(
+    event: bytes, deltas: dict[int, list[Delta]], indices: dict[int, dict[int, int]], repaired: set[int]
+) -> bytes:
+    """`event` with the text of the choices in `deltas` replaced by these deltas.
+
+    `indices`: per choice, indices of the upstream's own calls that change. `repaired`: choices that made a call, whose
+    finish reason "stop" becomes "tool_calls".
+    """
+    data = data_of(event)
+    assert data is not None, "only events with choices are rewritten"
+    top = members(data)
+    pieces: list[dict[str, Any]] = []
+    for choice in choices_of(top):
+        index = msgspec.json.decode(choice["index"]) if "index" in choice else 0
+        if index in deltas:
+            pieces += _rewrite_choice(choice, deltas[index], indices.get(index, {}), index in repaired)
+        else:
+            pieces.append(choice)
+    usage = top.get("usage")
+    if not pieces:
+        if is_null(usage):
+            return b""
+        return with_data(event, dump({**top, "choices": []}))
+    out = []
+    for number, piece in enumerate(pieces):
+        last = number == len(pieces) - 1
+        written = {**top, "choices": [piece]}
+        if not last and not is_null(usage):
+            written["usage"] = None
+        out.append(with_data(event, dump(written)))
+    return b"".join(out)
+
+
+def _rewrite_choice(
+    choice: dict[str, Any], deltas: list[Delta], indices: dict[int, int], repaired: bool
+) -> list[dict[str, Any]]:
+    rest = members_of(choice.get("delta"))
+    named = "reasoning" if "reasoning" in rest and "reasoning_content" not in rest else "reasoning_content"
+    for field in TEXT_FIELDS:
+        rest.pop(field, None)
+    calls = rest.pop("tool_calls", None)
+    last: Delta = {} if is_null(calls) else {"tool_calls": renumber(calls, indices)}
+    first = {key: value for key, value in rest.items() if not is_null(value)}
+    finish = choice.get("finish_reason")
+    ends = not is_null(finish)
+    if repaired and is_stop(finish):
+        finish = "tool_calls"
+    bodies = [_named(delta, named) for delta in deltas]
+    if last:
+        bodies.append(last)
+    if not bodies and (first or ends):
+        bodies.append({})
+    written = []
+    for number, body in enumerate(bodies):
+        piece = {**choice, "delta": {**rest, **body} if number == 0 else body}
+        if "finish_reason" in choice:
+            piece["finish_reason"] = finish if number == len(bodies) - 1 else None
+        if "logprobs" in piece:
+            piece["logprobs"] = None
+        written.append(piece)
+    return written
+
+
+def _named(delta: Delta, reasoning: str) -> Delta:
+    """`delta` with the reasoning under the name that the upstream uses."""
+    if reasoning != "reasoning_content" and "reasoning_content" in delta:
+        return {reasoning: delta["reasoning_content"]}
+    return delta
+
+
+def renumber(calls: Any, indices: dict[int, int]) -> Any:
+    """The upstream's own `tool_calls`, some with another index."""
+    if not indices:
+        return calls
+    renumbered = []
+    for call in msgspec.json.decode(calls, type=list[dict[str, msgspec.Raw]]):
+        index = msgspec.json.decode(call["index"]) if "index" in call else None
+        renumbered.append({**call, "index": indices[index]} if index in indices else call)
+    return renumbered
+
+
+def event_like(event: bytes, index: int, deltas: list[Delta]) -> bytes:
+    """Events that the upstream did not send, for text that was held back when it ended: modelled on `event`."""
+    data = data_of(event)
+    top = members(data) if data is not None else {}
+    top.pop("usage", None)
+    return b"".join(
+        new_event(dump({**top, "choices": [{"index": index, "delta": delta, "finish_reason": None}]}))
+        for delta in deltas
+    )
