@@ -39,6 +39,7 @@ from ...protocol import (
     encode,
 )
 from . import rooms as r
+from . import snapshot
 from .book import Book
 from .core import Leader
 from .events import (
@@ -189,8 +190,9 @@ class Desk:
         """Log the event, let the core answer, carry the answer out."""
         writer = self.writer
         if writer is not None:
-            if writer.full:
-                writer.begin(time.time(), event.at, b"")
+            if writer.full and event.at >= writer.retry_at:
+                fresh = writer.number == 0 and not self.leader.started
+                writer.begin(time.time(), event.at, b"" if fresh else snapshot.take(self.leader))
             writer.write(event)
         effects = self.leader.handle(event)
         if not effects:

@@ -50,7 +50,7 @@ class Config(msgspec.Struct, frozen=True):
     beat_s: float = 0.5
     idle_step_s: float = 1.0
     promise_s: float = 10.0
-    tombstones: int = 65536
+    tombstones: int = 16384
     bad_share_limit: int = 3
 
 

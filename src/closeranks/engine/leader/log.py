@@ -9,6 +9,7 @@ A reader stops at the first torn or damaged frame and says so: a crash in the mi
 A writer whose disk is full counts what it could not write and goes on; the next segment starts clean.
 """
 
+import math
 import os
 import struct
 import zlib
@@ -23,7 +24,8 @@ from .events import Config, Event
 MAGIC = b"crlog\x00\x00\x01"
 VERSION = 1
 FRAME = struct.Struct("<II")
-MOST_FRAME = 1 << 28
+PATTERN = "*.crlog"
+RETRY_S = 1.0
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, tag=101):
@@ -38,6 +40,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True, tag=101):
     at: float
     snapshot: bytes = b""
     """State of the core before the first event of this segment; empty: newly made."""
+    lost: int = 0
+    """Bytes of records that could not be written up to here."""
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag=102):
@@ -68,49 +72,58 @@ class Writer:
     def __init__(self, folder: Path, config: Config, segment_bytes: int, segments: int) -> None:
         self.folder = folder
         self.config = config
-        self.segment_bytes = max(segment_bytes, 1 << 16)
+        self.segment_bytes = max(segment_bytes, 1 << 12)
         self.segments = max(segments, 2)
         self.number = 0
         self.size = 0
+        """Bytes of the segment that reached the operating system, without its header."""
         self.fd = -1
         self.buffer = bytearray()
         self.lost = 0
         """Bytes that could not be written."""
         self.trouble = ""
+        """Empty: all is well."""
+        self.retry_at = -math.inf
+        """After a failure no new segment is tried before this clock reading."""
 
     @property
     def full(self) -> bool:
-        """The segment has its size: the next record belongs into a new one."""
+        """The segment has its size, or there is none: the next event belongs into a new one."""
         return self.fd < 0 or self.size + len(self.buffer) >= self.segment_bytes
 
     def begin(self, wall_time: float, at: float, snapshot: bytes) -> None:
         """Close the segment, start the next, delete the oldest beyond the bound."""
         self.flush()
         self.close()
-        self.number += 1
-        header = Header(VERSION, self.config, self.number, wall_time, at, snapshot)
+        self.retry_at = at + RETRY_S
+        header = Header(VERSION, self.config, self.number + 1, wall_time, at, snapshot, self.lost)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            old = sorted(self.folder.glob("*.crlog"))
+            old = sorted(self.folder.glob(PATTERN))
             for path in old[: max(0, len(old) - self.segments + 1)]:
                 path.unlink()
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self.fd = os.open(self.folder / f"{self.number:08d}.crlog", flags, 0o600)
+            self.fd = os.open(self.folder / f"{self.number + 1:08d}.crlog", flags, 0o600)
         except OSError as error:
             self.fail(error, 0)
             return
-        self.size = 0
+        self.number += 1
         self.buffer += MAGIC
         self.add(_encoder.encode(header))
         self.flush()
+        self.size = 0
 
     def add(self, data: bytes) -> None:
-        """Append one encoded record to the buffer."""
         self.buffer += FRAME.pack(len(data), zlib.crc32(data))
         self.buffer += data
 
     def write(self, record: Event | Mark | Words) -> None:
-        self.add(_encoder.encode(record))
+        """Append one record; it reaches the operating system with the next `flush`, or when 64 KiB are due."""
+        data = _encoder.encode(record)
+        if self.fd < 0:
+            self.lost += len(data)
+            return
+        self.add(data)
         if len(self.buffer) > 1 << 16:
             self.flush()
 
@@ -119,12 +132,9 @@ class Writer:
         if not self.buffer:
             return
         data, self.buffer = bytes(self.buffer), bytearray()
-        if self.fd < 0:
-            self.lost += len(data)
-            return
         try:
-            done = os.write(self.fd, data)
-            if done < len(data):
+            done = 0
+            while done < len(data):
                 done += os.write(self.fd, data[done:])
         except OSError as error:
             self.fail(error, len(data))
@@ -133,9 +143,10 @@ class Writer:
         self.trouble = ""
 
     def fail(self, error: OSError, lost: int) -> None:
-        """The disk does not take it: this segment ends here, what follows starts a new one."""
+        """The disk does not take it: this segment ends here; a new one, with a snapshot, is tried a little later."""
         self.lost += lost
-        self.trouble = f"step log: {error.strerror or error} ({self.lost} bytes lost)"
+        self.buffer.clear()
+        self.trouble = f"step log: {error.strerror or error}"
         self.close()
 
     def close(self) -> None:
@@ -145,24 +156,34 @@ class Writer:
 
 
 class Damaged(Exception):
-    """A file that is not a log segment of a version that this program reads."""
+    """A file that is not a log segment of a version that this program reads, or is damaged in its midst."""
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Records of one segment, in order; ends quietly at a torn last frame. Raises Damaged, OSError."""
+    """Records of one segment, in order; ends quietly at a torn end. Raises Damaged, OSError."""
     data = path.read_bytes()
     if data[: len(MAGIC)] != MAGIC:
+        if not data:
+            return
         raise Damaged(f"{path}: not a step log of version {VERSION}")
     place = len(MAGIC)
     while place + FRAME.size <= len(data):
         length, crc = FRAME.unpack_from(data, place)
-        body = data[place + FRAME.size : place + FRAME.size + length]
-        if length > MOST_FRAME or len(body) < length:
+        end = place + FRAME.size + length
+        if end > len(data) or not length:
             return
+        body = data[place + FRAME.size : end]
         if zlib.crc32(body) != crc:
-            raise Damaged(f"{path}: frame at byte {place} is damaged")
-        place += FRAME.size + length
+            if not any(data[end:]):
+                return  # the last frame, torn
+            raise Damaged(f"{path}: the frame at byte {place} is damaged")
         try:
             yield _decoder.decode(body)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise Damaged(f"{path}: frame at byte {place}: {error}") from error
+            raise Damaged(f"{path}: the frame at byte {place}: {error}") from error
+        place = end
+
+
+def segments(path: Path) -> list[Path]:
+    """The segments of a log folder in order, or the one file named."""
+    return sorted(path.glob(PATTERN)) if path.is_dir() else [path]
