@@ -1,0 +1,32 @@
+"""All rules over one deployment."""
+
+from pathlib import Path
+
+from closeranks.diagnose.audit.model import SEVERITIES, Deployment, Finding, Report, Unjudged
+from closeranks.diagnose.audit.rule import RULES, Hit, Rule
+from closeranks.diagnose.audit.rules import from_catalog
+
+
+def all_rules(catalog: Path | None = None) -> list[Rule]:
+    """The rules in Python and those in the catalog, and in a folder of one's own. Raises `CatalogError`."""
+    return [*RULES.values(), *from_catalog(catalog)]
+
+
+def audit(deployment: Deployment, catalog: Path | None = None) -> Report:
+    """Every rule's findings, errors first, and what could not be judged. Pure but for reading the catalog."""
+    findings: list[Finding] = []
+    unjudged: list[Unjudged] = []
+    for rule in all_rules(catalog):
+        for result in rule.check(deployment):
+            if isinstance(result, Hit):
+                severity = result.severity or rule.severity
+                findings.append(
+                    Finding(
+                        *(rule.id, severity, rule.area, rule.title, result.where, result.detail),
+                        *(rule.why, rule.fix, rule.refs),
+                    )
+                )
+            else:
+                unjudged.append(Unjudged(rule.id, result.where, result.needs))
+    findings.sort(key=lambda f: (SEVERITIES.index(f.severity), f.area, f.id, f.where))
+    return Report(tuple(findings), tuple(sorted(unjudged, key=lambda u: (u.id, u.where))), deployment)

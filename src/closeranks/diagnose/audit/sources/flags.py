@@ -1,0 +1,173 @@
+"""Command lines of SGLang and vLLM as flags, under one set of names. Secrets are dropped here, before anything else."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from closeranks.diagnose.audit.model import ON, Engine
+
+HIDDEN = "***"
+_SECRET = re.compile(r"key|token$|secret|passw|credential", re.IGNORECASE)
+_PROGRAM = re.compile(
+    r"sglang\.launch_server|sglang[._ ]serve\b|vllm\.entrypoints|\bvllm[ \"',]+serve\b|(^|/)sglang$|(^|/)vllm$"
+)
+
+ALIASES = {
+    "tp": "tp-size",
+    "tensor-parallel-size": "tp-size",
+    "pp": "pp-size",
+    "pipeline-parallel-size": "pp-size",
+    "dp": "dp-size",
+    "data-parallel-size": "dp-size",
+    "model": "model-path",
+    "tokenizer": "tokenizer-path",
+    "enable-hicache": "enable-hierarchical-cache",
+    "max-model-len": "context-length",
+    "block-size": "page-size",
+    "optimistic-prefill-retries": "optimistic-prefill-attempts",
+}
+DEFAULTS: dict[str, dict[str, str]] = {
+    "sglang": {
+        "tp-size": "1",
+        "pp-size": "1",
+        "disaggregation-mode": "null",
+        "disaggregation-transfer-backend": "mooncake",
+        "disaggregation-bootstrap-port": "8998",
+        "hicache-storage-prefetch-policy": "timeout",
+        "hicache-write-policy": "write_through",
+        "watchdog-timeout": "300",
+        "kv-cache-dtype": "auto",
+        "host": "127.0.0.1",
+        "port": "30000",
+    },
+    "vllm": {"tp-size": "1", "pp-size": "1", "kv-cache-dtype": "auto", "port": "8000"},
+}
+
+
+def engine_kind(words: Sequence[str]) -> str:
+    """`sglang`, `vllm` or `` for a command line or a piece of one."""
+    text = " ".join(words)
+    if re.search(r"\bsglang\b|sgl_|sglang\.", text):
+        return "sglang"
+    return "vllm" if re.search(r"\bvllm\b", text) else ""
+
+
+def is_command_line(text: str) -> bool:
+    """Whether a line starts an engine."""
+    return bool(_PROGRAM.search(text)) or bool(re.search(r"^\s*(sglang|vllm)==\S+\s+--", text))
+
+
+def split_line(line: str) -> list[str]:
+    """Words of a shell line; an unbalanced quote does not raise, its line is split at blanks."""
+    try:
+        return shlex.split(line, comments=False)
+    except ValueError:
+        return line.split()
+
+
+def parse(words: Sequence[str], label: str, env: Mapping[str, str] | None = None) -> Engine:
+    """An engine from its words: `KEY=VALUE` in front, a program or `sglang==0.5.14`, then flags.
+
+    `--flag value`, `--flag=value` and bare `--flag` are understood; underscores become dashes; a repeated flag keeps
+    its last value, as argparse does. Values of secret flags are replaced by `***`.
+    """
+    kind, version = engine_kind(words), None
+    environment, flags = dict(env or {}), {}
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        if match := re.fullmatch(r"(sglang|vllm)==(\S+)", word):
+            kind, version = match[1], match[2]
+        elif not word.startswith("-"):
+            if match := re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", word, re.DOTALL):
+                environment[match[1]] = match[2]
+            elif words[position - 2 : position - 1] == ["serve"] and kind == "vllm":
+                flags["model-path"] = word
+        else:
+            name, given, value = word.lstrip("-").partition("=")
+            if not given and position < len(words) and _is_value(words[position]):
+                value = words[position]
+                position += 1
+            flags[normal(name)] = value if given or value else ON
+    return make(kind, label, flags, environment, version)
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or bool(re.fullmatch(r"-\d+(\.\d+)?", word))
+
+
+def normal(name: str) -> str:
+    """The one name of a flag."""
+    name = name.strip().lower().replace("_", "-")
+    return ALIASES.get(name, name)
+
+
+def hide(name: str, value: str) -> str:
+    """The value, unless the name says that it is a secret."""
+    plural = name.endswith("-tokens") or name.endswith("_tokens")
+    return HIDDEN if _SECRET.search(name) and not plural and value not in ("", ON, "false") else value
+
+
+def make(
+    kind: str, label: str, flags: Mapping[str, str], env: Mapping[str, str] | None = None, version: str | None = None
+) -> Engine:
+    """An engine with vLLM's KV connector read into the PD role, defaults of its kind, and no secret in it."""
+    shown = {name: hide(name, value) for name, value in flags.items()}
+    if kind == "vllm":
+        shown |= _kv_transfer(shown.get("kv-transfer-config", ""))
+    return Engine(
+        label,
+        kind,
+        version,
+        shown,
+        {name: hide(name, value) for name, value in (env or {}).items()},
+        DEFAULTS.get(kind, {}),
+    )
+
+
+def _kv_transfer(text: str) -> dict[str, str]:
+    """vLLM's `--kv-transfer-config` JSON as role and connector; unreadable JSON is left to vLLM's own error."""
+    try:
+        config = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    if not isinstance(config, dict) or "kv_connector" not in config:
+        return {}
+    role = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}.get(str(config.get("kv_role")), "")
+    return {"disaggregation-mode": role, "kv-connector": str(config["kv_connector"])}
+
+
+def from_json(data: Mapping[str, object], label: str) -> Engine | None:
+    """An engine from `/server_info` (SGLang: the server arguments; vLLM: `vllm_config`), or None."""
+    arguments = data.get("server_args") if isinstance(data.get("server_args"), dict) else data
+    if not isinstance(arguments, Mapping):
+        return None
+    if "vllm_config" in data or "vllm_env" in data:
+        return _from_vllm_info(data, label)
+    if not {"model_path", "tp_size"} <= arguments.keys():
+        return None
+    flags = {}
+    for name, value in arguments.items():
+        if value is None or value is False or isinstance(value, (dict, list)):
+            continue
+        flags[normal(str(name))] = ON if value is True else str(value)
+    version = data.get("version") or arguments.get("version")
+    return make("sglang", label, flags, version=str(version) if version else None)
+
+
+def _from_vllm_info(data: Mapping[str, object], label: str) -> Engine:
+    """vLLM's `/server_info` prints its configuration as text: only what is plainly there is taken."""
+    text = str(data.get("vllm_config", ""))
+    flags = {}
+    for name, flag in (
+        ("model", "model-path"),
+        ("tensor_parallel_size", "tp-size"),
+        ("kv_cache_dtype", "kv-cache-dtype"),
+    ):
+        if match := re.search(rf"\b{name}='?([^',)]+)", text):
+            flags[flag] = match[1]
+    env = data.get("vllm_env")
+    shown = {str(k): str(v) for k, v in env.items()} if isinstance(env, Mapping) else {}
+    return make("vllm", label, flags, shown)

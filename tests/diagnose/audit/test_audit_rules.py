@@ -1,0 +1,300 @@
+"""Every rule written in Python: what it finds, and the nearest thing that it must not find."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from closeranks.diagnose.audit import Deployment, Engine, audit
+from closeranks.diagnose.audit.judge import all_rules
+from closeranks.diagnose.audit.model import ChangedFile, Host, Install, ModelFolder
+from closeranks.diagnose.audit.rule import RULES, Hit, Open
+from closeranks.diagnose.audit.rules.units import seconds
+from closeranks.diagnose.audit.sources import flags, units
+
+V4 = ModelFolder(
+    "v4",
+    "deepseek_v4",
+    added={"｜DSML｜": False, "<think>": False, "</think>": False},
+    vocab_size=129280,
+    has_tokenizer=True,
+)
+QWEN = ModelFolder(
+    "qwen",
+    "qwen3",
+    added={"<tool_call>": False, "</tool_call>": False},
+    templates={"chat_template.jinja": "{{ tools }}"},
+)
+PLAIN = ModelFolder("x", "llama", has_tokenizer=True)
+    "qwen",
+    "qwen3",
+    added={"<tool_call>": False, "</tool_call>": False},
+    templates={"chat_template.jinja": "{{ tools }}"},
+)
+V32_TEMPLATE = "{% if tools %}<｜DSML｜function_calls>{% endif %}"
+
+
+def shown(model: ModelFolder, text: str) -> tuple[ModelFolder, ...]:
+    return (replace(model, templates={"chat_template.jinja": text}),)
+
+
+def engines(*lines: str) -> tuple[Engine, ...]:
+    return tuple(flags.parse(flags.split_line(line), f"e{n}") for n, line in enumerate(lines))
+
+
+def of(*lines: str, models: tuple[ModelFolder, ...] = (), **rest: object) -> Deployment:
+    return Deployment(engines(*lines), models, **rest)  # type: ignore[arg-type]
+
+
+def unit(*directives: str) -> Deployment:
+    text = "[Service]\nExecStart=/usr/bin/python3 -m sglang.launch_server --tp 2\n" + "\n".join(directives)
+    return Deployment(tuple(units.from_unit(text, "a.service")))
+
+
+def container(extra: str = "", restart: str = "always") -> Deployment:
+    start = "    command: python3 -m sglang.launch_server --tp 2\n"
+    text = f"services:\n  p:\n    image: lmsysorg/sglang:v0.5.23\n{start}    restart: '{restart}'\n{extra}"
+    return Deployment(tuple(units.from_yaml(text, "compose.yaml")))
+
+
+P, D = "sglang==0.5.23 --disaggregation-mode prefill --port 1", "sglang==0.5.23 --disaggregation-mode decode --port 2"
+PATCH = ChangedFile("sglang/srt/mem_cache/hicache.py", "modified", "HiCache")
+Case = Callable[[], Deployment]
+
+CASES: dict[str, tuple[list[Case], list[Case]]] = {
+    "tool-parser-of-other-model": (
+        [
+            lambda: of("sglang==1 --tool-call-parser deepseekv32", models=(V4,)),
+            lambda: of("vllm==1 --tool-call-parser hermes", models=(V4,)),
+            lambda: of("sglang==1 --tool-call-parser deepseekv32 --model-path deepseek-ai/DeepSeek-V4-Flash"),
+        ],
+        [
+            lambda: of("sglang==1 --tool-call-parser deepseekv4", models=(V4,)),
+            lambda: of("sglang==1 --tool-call-parser my_own", models=(V4,)),
+            lambda: of("sglang==1 --tool-call-parser qwen25", models=(QWEN,)),
+            lambda: of("vllm==1 --tool-call-parser deepseek_v32 --model deepseek-ai/DeepSeek-V3.2"),
+        ],
+    ),
+    "reasoning-parser-of-other-model": (
+        [lambda: of("sglang==1 --reasoning-parser qwen3", models=(V4,))],
+        [lambda: of("sglang==1 --reasoning-parser deepseek-v4", models=(V4,)), lambda: of("sglang==1", models=(V4,))],
+    ),
+    "parsers-of-two-models": (
+        [lambda: of("sglang==1 --tool-call-parser deepseekv4 --reasoning-parser qwen3")],
+        [lambda: of("sglang==1 --tool-call-parser deepseekv4 --reasoning-parser deepseek-v4")],
+    ),
+    "tool-parser-missing": (
+        [lambda: of("sglang==1", models=(V4,))],
+        [
+            lambda: of("sglang==1 --tool-call-parser deepseekv4", models=(V4,)),
+            lambda: of(P, models=(V4,)),
+            lambda: of("sglang==1", models=(ModelFolder("s", "llama", templates={"chat_template.jinja": "hi"}),)),
+        ],
+    ),
+    "vllm-auto-tool-choice-off": (
+        [lambda: of("vllm==1 --tool-call-parser hermes")],
+        [
+            lambda: of("vllm==1 --tool-call-parser hermes --enable-auto-tool-choice"),
+            lambda: of("sglang==1 --tool-call-parser qwen"),
+        ],
+    ),
+    "template-of-other-model": (
+        [lambda: of(models=shown(V4, V32_TEMPLATE))],
+        [
+            lambda: of(models=shown(V4, "<｜DSML｜tool_calls>")),
+            lambda: of(
+                models=shown(replace(V4, model_type="deepseek_v32"), V32_TEMPLATE)
+            ),
+        ],
+    ),
+    "template-against-parser": (
+        [
+            lambda: of(
+                "sglang==1 --tool-call-parser deepseekv4",
+                models=shown(ModelFolder("x"), V32_TEMPLATE),
+            )
+        ],
+        [
+            lambda: of(
+                "sglang==1 --tool-call-parser deepseekv32",
+                models=shown(ModelFolder("x"), V32_TEMPLATE),
+            )
+        ],
+    ),
+    "template-over-encoder": (
+        [lambda: of("sglang==1 --chat-template my.jinja", models=(V4,))],
+        [lambda: of("sglang==1", models=(V4,)), lambda: of("sglang==1 --chat-template my.jinja", models=(QWEN,))],
+    ),
+    "template-without-tools": (
+        [
+            lambda: of(
+                "sglang==1 --tool-call-parser qwen", models=shown(QWEN, "x")
+            )
+        ],
+        [
+            lambda: of("sglang==1 --tool-call-parser qwen", models=(QWEN,)),
+            lambda: of("sglang==1", models=shown(QWEN, "x")),
+            lambda: of(
+                "sglang==1 --tool-call-parser deepseekv4", models=shown(V4, "x")
+            ),
+        ],
+    ),
+    "template-missing": (
+        [lambda: of("sglang==1", models=(PLAIN,))],
+        [
+            lambda: of("sglang==1", models=(V4,)),
+            lambda: of("sglang==1 --chat-template a", models=(PLAIN,)),
+        ],
+    ),
+    "marker-token-missing": (
+        [lambda: of(models=(replace(V4, added={"<think>": False, "</think>": False}),))],
+        [lambda: of(models=(V4,)), lambda: of(models=(ModelFolder("x", "deepseek_v4"),))],
+    ),
+    "marker-token-special": (
+        [lambda: of(models=(replace(V4, added={**V4.added, "｜DSML｜": True}),))],
+        [lambda: of(models=(replace(V4, added={**V4.added, "<｜end▁of▁sentence｜>": True}),))],
+    ),
+    "token-beyond-vocabulary": (
+        [lambda: of(models=(replace(V4, ids={"<x>": 129280}),))],
+        [
+            lambda: of(models=(replace(V4, ids={"<x>": 129279}),)),
+            lambda: of(models=(ModelFolder("x", ids={"<x>": 9}),)),
+        ],
+    ),
+    "eos-not-an-end": (
+        [lambda: of(models=(replace(V4, eos_tokens=("<e>",), ids={"<e>": 1}, eos_ids=(2,)),))],
+        [
+            lambda: of(models=(replace(V4, eos_tokens=("<e>",), ids={"<e>": 1}, eos_ids=(2, 1)),)),
+            lambda: of(models=(V4,)),
+        ],
+    ),
+    "two-templates": (
+        [lambda: of(models=(replace(QWEN, templates={"chat_template.jinja": "a", "tokenizer_config.json": "b"}),))],
+        [lambda: of(models=(replace(QWEN, templates={"chat_template.jinja": "a\n", "tokenizer_config.json": "a"}),))],
+    ),
+    "pair-other-version": (
+        [lambda: of(P, D.replace("0.5.23", "0.5.22"))],
+        [lambda: of(P, D), lambda: of(P, P.replace("0.5.23", "0.5.22"))],
+    ),
+    "pair-other-backend": (
+        [lambda: of(P, D + " --disaggregation-transfer-backend nixl")],
+        [lambda: of(P, D + " --disaggregation-transfer-backend mooncake")],
+    ),
+    "pair-other-model": (
+        [lambda: of(P + " --model-path a", D + " --model-path b")],
+        [lambda: of(P + " --model-path a", D + " --model a")],
+    ),
+    "pair-other-kv-layout": (
+        [lambda: of(P + " --page-size 16", D + " --page-size 64"), lambda: of(P, D + " --kv-cache-dtype fp8_e5m2")],
+        [lambda: of(P + " --page-size 16", D + " --page-size 16 --kv-cache-dtype auto")],
+    ),
+    "pair-other-speculation": ([lambda: of(P, D + " --speculative-algorithm EAGLE")], [lambda: of(P, D)]),
+    "pair-other-parsers": (
+        [lambda: of(P, D + " --tool-call-parser qwen")],
+        [lambda: of(P + " --tool-call-parser qwen", D + " --tool-call-parser qwen")],
+    ),
+    "pair-other-context-length": ([lambda: of(P + " --context-length 8", D)], [lambda: of(P, D)]),
+    "pair-half": ([lambda: of(P, P), lambda: of(D, D)], [lambda: of(P, D), lambda: of(P)]),
+    "port-taken-twice": (
+        [lambda: of(P, D.replace("--port 2", "--port 1")), lambda: of(P, P.replace("--port 1", "--port 3"))],
+        [lambda: of(P, D), lambda: of(P, P.replace("--port 1", "--port 3 --disaggregation-bootstrap-port 9"))],
+    ),
+    "unit-leaves-ranks": (
+        [lambda: unit("KillMode=process")],
+        [lambda: unit("KillMode=control-group"), lambda: unit("KillMode=mixed")],
+    ),
+    "unit-no-restart": (
+        [lambda: unit(), lambda: unit("Restart=no"), lambda: container(restart="no")],
+        [lambda: unit("Restart=always"), container, lambda: of(P)],
+    ),
+    "unit-slow-stop": (
+        [lambda: unit("TimeoutStopSec=infinity"), lambda: unit("TimeoutStopSec=5min")],
+        [lambda: unit("TimeoutStopSec=30"), lambda: unit()],
+    ),
+    "unit-restart-storm": (
+        [lambda: unit("Restart=always", "StartLimitIntervalSec=0")],
+        [lambda: unit("Restart=always"), lambda: unit("Restart=on-failure", "StartLimitIntervalSec=0")],
+    ),
+    "container-no-ptrace": (
+        [container],
+        [lambda: container("    cap_add: [SYS_PTRACE]\n"), lambda: container("    privileged: true\n"), lambda: of(P)],
+    ),
+    "secret-on-command-line": (
+        [lambda: of(P + " --api-key sk-1"), lambda: of(P + " --admin-api-key=sk-1")],
+        [lambda: of(P + " --max-total-tokens 8")],
+    ),
+    "host-no-pyspy": ([lambda: of(host=Host())], [lambda: of(host=Host(pyspy="/bin/py-spy")), of]),
+    "host-no-ptrace": (
+        [lambda: of(host=Host(ptrace_scope=1)), lambda: of(host=Host(ptrace_scope=3, root=True))],
+        [
+            lambda: of(host=Host(ptrace_scope=1, root=True)),
+            lambda: of(host=Host(ptrace_scope=0)),
+            lambda: of(host=Host()),
+        ],
+    ),
+    "install-patched": (
+        [lambda: of(installs=(Install("sglang", "1", "/s", (PATCH,), 5),))],
+        [lambda: of(installs=(Install("sglang", "1", "/s", (), 5),))],
+    ),
+    "install-ahead-of-tag": (
+        [lambda: of(installs=(Install("sglang", "1", "/s", git_commit="abc", commits_ahead=3, tag="v1"),))],
+        [lambda: of(installs=(Install("sglang", "1", "/s", git_commit="abc", commits_ahead=0, tag="v1"),))],
+    ),
+    "install-stand-in": ([lambda: of(unowned=("torchvision",))], [of]),
+    "install-not-comparable": (
+        [
+            lambda: of(installs=(Install("vllm", "1", "/s", record_empty=True),)),
+            lambda: of(installs=(Install("vllm", "1", "/s", problem="no"),)),
+        ],
+        [lambda: of(installs=(Install("vllm", "1", "/s"),))],
+    ),
+}
+
+
+def hits(rule_id: str, deployment: Deployment) -> list[Hit]:
+    return [result for result in RULES[rule_id].check(deployment) if isinstance(result, Hit)]
+
+
+def test_every_rule_has_its_cases() -> None:
+    all_rules()
+    assert set(CASES) == set(RULES)
+
+
+@pytest.mark.parametrize("rule_id", CASES)
+def test_finds(rule_id: str) -> None:
+    for number, make in enumerate(CASES[rule_id][0]):
+        assert len(hits(rule_id, make())) == 1, f"case {number}"
+
+
+@pytest.mark.parametrize("rule_id", CASES)
+def test_does_not_find(rule_id: str) -> None:
+    for number, make in enumerate(CASES[rule_id][1]):
+        assert hits(rule_id, make()) == [], f"case {number}"
+
+
+def test_rules_say_what_to_do() -> None:
+    rules = all_rules()
+    assert len({rule.id for rule in rules}) == len(rules) >= 60
+    for rule in rules:
+        assert len(rule.why) > 30, rule.id
+        assert rule.fix.endswith((".", ")")), rule.id
+
+
+def test_a_parser_without_a_model_is_an_open_question() -> None:
+    results = list(RULES["tool-parser-of-other-model"].check(of("sglang==1 --tool-call-parser qwen --model-path /x")))
+    assert [type(result) for result in results] == [Open]
+
+
+def test_errors_come_first() -> None:
+    report = audit(of(P.replace("0.5.23", "0.5.14") + " --disaggregation-transfer-backend nixl --tp 2", D))
+    severities = [finding.severity for finding in report.findings]
+    assert severities == sorted(severities, key=["error", "warning", "note"].index)
+    assert severities[0] == "error"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("90", 90), ("5min 20s", 320), ("infinity", float("inf")), ("1h", 3600), ("x", None), ("", None)],
+)
+def test_time_spans(text: str, value: float | None) -> None:
+    assert seconds(text) == value
