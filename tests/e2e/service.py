@@ -51,7 +51,7 @@ class Served:
     def status(self) -> dict[str, dict[str, Any]]:
         """Engine name -> its last Status, from /server_info."""
         info = json.loads(self.get("/server_info")[1])
-        return {engine["engine"]: engine for engine in info["engines"]}
+        return {e["status"]["engine"]: e["status"] for e in info["engines"] if e["status"]}
 
     def descendants(self) -> list[int]:
         """Pids of all live processes of the service, itself included."""

@@ -20,7 +20,7 @@ from closeranks.gateway.errors import ApiError, Denied, Invalid, Slow, TooLarge,
 from closeranks.gateway.model import Model
 from closeranks.gateway.reply import Format, Reply, Timing
 from closeranks.gateway.service import Gateway
-from closeranks.gateway.stream import ReplyResponse
+from closeranks.gateway.stream import Refusal, ReplyResponse
 
 _RID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
 _THREAD_AT = 16_384
@@ -57,13 +57,15 @@ async def _refused(request: Request, error: Exception) -> Response:
     """What routing itself refuses, in the same shape."""
     what = f"{request.method} {request.url.path}"
     if getattr(error, "status_code", 404) == 405:
-        return _error(Unknown(f"wrong method: {what}", status=405, code="method_not_allowed"), _new_rid())
-    return _error(Unknown(f"no such endpoint: {what}", code="unknown_url"), _new_rid())
+        return _error(Unknown(f"wrong method: {what}", status=405, code="method_not_allowed"), _new_rid(), unread=True)
+    return _error(Unknown(f"no such endpoint: {what}", code="unknown_url"), _new_rid(), unread=True)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     """A fault of the gateway itself; starlette raises it on, so that it is logged with its stack."""
-    return _error(ApiError(f"the gateway failed: {type(error).__name__}", code="internal_error"), _new_rid())
+    return _error(
+        ApiError(f"the gateway failed: {type(error).__name__}", code="internal_error"), _new_rid(), unread=False
+    )
 
 
 async def _handle(gateway: Gateway, handler: Handler, key: str, request: Request) -> Response:
@@ -76,10 +78,8 @@ async def _handle(gateway: Gateway, handler: Handler, key: str, request: Request
         if key:
             _authorize(gateway, request, admin_only=key == "admin")
         response = await handler(gateway, request, rid)
-        response_rid = rid
     except ApiError as error:
-        response_rid = rid
-        response = _error(error, rid)
+        response = _error(error, rid, unread=not getattr(request.state, "read", False))
         gateway.metrics.http.labels(endpoint, str(error.status)).inc()
         seconds = round(gateway.clock() - began, 4)
         said = str(error.message)[:200] if error.status != 400 else None  # 400s may quote what the client sent
@@ -89,7 +89,7 @@ async def _handle(gateway: Gateway, handler: Handler, key: str, request: Request
         gateway.metrics.disconnects.inc()
         return Response(status_code=499)
     if not isinstance(response, ReplyResponse):
-        response.headers["x-request-id"] = response_rid
+        response.headers["x-request-id"] = rid
     return response
 
 
@@ -160,6 +160,7 @@ def _generate(
         format=format,
         streams=bool(asked.stream),
         with_usage=_with_usage(asked),
+        with_ids=bool(asked.return_token_ids),
         prompt_tokens=sum(map(len, prompts)),
         timing=Timing(gateway.clock()),
         clock=gateway.clock,
@@ -285,6 +286,7 @@ async def _body(gateway: Gateway, request: Request) -> bytes:
                 pieces.append(piece)
     except TimeoutError:
         raise Slow(f"the body did not arrive within {gateway.settings.body_timeout_s:g} s") from None
+    request.state.read = True
     return b"".join(pieces)
 
 
@@ -313,6 +315,7 @@ def _new_rid() -> str:
     return secrets.token_hex(16)
 
 
-def _error(error: ApiError, rid: str) -> Response:
-    headers = {**error.headers(), "x-request-id": rid}
-    return Response(error.body(), error.status, headers, media_type="application/json")
+def _error(error: ApiError, rid: str, unread: bool) -> Response:
+    """`unread`: the request's body has not been taken from the connection."""
+    kind = Refusal if unread else Response
+    return kind(error.body(), error.status, {**error.headers(), "x-request-id": rid}, media_type="application/json")

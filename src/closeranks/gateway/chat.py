@@ -77,7 +77,10 @@ class ChatFormat:
 
     def finish(self, choice: Choice) -> bytes:
         reason = json(choice.finish_reason)
-        return self._event(choice.index, b"{}", b"null", reason, b',"stop_reason":' + json(choice.matched))
+        more = b',"stop_reason":' + json(choice.matched)
+        if choice.token_ids is not None:
+            more += b',"token_ids":' + json(choice.token_ids)
+        return self._event(choice.index, b"{}", b"null", reason, more)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         return self._head + b'],"usage":' + json(usage) + b"}\n\n"
@@ -90,6 +93,7 @@ class ChatFormat:
                 "logprobs": None if self._top is None else self._logprobs(self._entries.get(choice.index, [])),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.matched,
+                **choice.shown_ids(),
             }
             for choice in choices
         ]

@@ -45,6 +45,7 @@ class Choice:
         "output_tokens",
         "released",
         "request_id",
+        "token_ids",
     )
 
     def __init__(
@@ -56,6 +57,7 @@ class Choice:
         stop_ids: Iterable[int],
         cut_off: Callable[[int], None],
         skip_special: bool = True,
+        keep_ids: bool = False,
     ) -> None:
         """`cut_off(request_id)` is called when a stop string ends the request from this side."""
         self.index = index
@@ -70,15 +72,23 @@ class Choice:
         self.released = 0
         """Characters shown so far."""
         self.output_tokens = 0
+        self.token_ids: list[int] | None = [] if keep_ids else None
+        """The sampled tokens, where the client asked for them."""
         self.cached_tokens = 0
         self.finish_reason: str | None = None
         self.matched: str | int | None = None
         """The stop string or stop token that ended it."""
 
+    def shown_ids(self) -> dict[str, list[int]]:
+        """`token_ids`, for requests with `return_token_ids` (in a stream: with its last chunk)."""
+        return {} if self.token_ids is None else {"token_ids": self.token_ids}
+
     def on_tokens(self, tokens: list[int], logprobs: list[TopLogprobs]) -> None:
         if self.finish_reason is not None:
             return
         self.output_tokens += len(tokens)
+        if self.token_ids is not None:
+            self.token_ids += tokens
         feed = self._detokenizer.feed
         text = ""
         for i, token in enumerate(tokens):

@@ -62,7 +62,7 @@ class CompletionFormat:
 
     def finish(self, choice: Choice) -> bytes:
         end = {"index": choice.index, "text": "", "logprobs": None, "finish_reason": choice.finish_reason}
-        return self._head + json({**end, "stop_reason": choice.matched}) + self._tail
+        return self._head + json({**end, "stop_reason": choice.matched, **choice.shown_ids()}) + self._tail
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         return self._head + b'],"usage":' + json(usage) + b"}\n\n"
@@ -75,6 +75,7 @@ class CompletionFormat:
                 "logprobs": None if self._logprobs is None else self._legacy(self._entries.get(choice.index, [])),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.matched,
+                **choice.shown_ids(),
             }
             for choice in choices
         ]

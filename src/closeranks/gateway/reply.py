@@ -55,6 +55,7 @@ class Reply:
     format: Format
     streams: bool
     with_usage: bool
+    with_ids: bool
     prompt_tokens: int
     timing: Timing
     clock: Callable[[], float]

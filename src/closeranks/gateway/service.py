@@ -117,7 +117,8 @@ class Gateway:
     ) -> None:
         """Start one choice of an open reply."""
         assert self.model is not None
-        choice = Choice(index, reply, self.model.vocabulary, stops, stop_ids, self._cut_off, skip_special)
+        vocabulary = self.model.vocabulary
+        choice = Choice(index, reply, vocabulary, stops, stop_ids, self._cut_off, skip_special, reply.with_ids)
         choice.request_id = secrets.randbits(63)
         reply.add(choice)
         now = self.clock()
