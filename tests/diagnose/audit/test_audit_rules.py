@@ -26,11 +26,6 @@ QWEN = ModelFolder(
     templates={"chat_template.jinja": "{{ tools }}"},
 )
 PLAIN = ModelFolder("x", "llama", has_tokenizer=True)
-    "qwen",
-    "qwen3",
-    added={"<tool_call>": False, "</tool_call>": False},
-    templates={"chat_template.jinja": "{{ tools }}"},
-)
 V32_TEMPLATE = "{% if tools %}<｜DSML｜function_calls>{% endif %}"
 
 
@@ -102,9 +97,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [lambda: of(models=shown(V4, V32_TEMPLATE))],
         [
             lambda: of(models=shown(V4, "<｜DSML｜tool_calls>")),
-            lambda: of(
-                models=shown(replace(V4, model_type="deepseek_v32"), V32_TEMPLATE)
-            ),
+            lambda: of(models=shown(replace(V4, model_type="deepseek_v32"), V32_TEMPLATE)),
         ],
     ),
     "template-against-parser": (
@@ -126,17 +119,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [lambda: of("sglang==1", models=(V4,)), lambda: of("sglang==1 --chat-template my.jinja", models=(QWEN,))],
     ),
     "template-without-tools": (
-        [
-            lambda: of(
-                "sglang==1 --tool-call-parser qwen", models=shown(QWEN, "x")
-            )
-        ],
+        [lambda: of("sglang==1 --tool-call-parser qwen", models=shown(QWEN, "x"))],
         [
             lambda: of("sglang==1 --tool-call-parser qwen", models=(QWEN,)),
             lambda: of("sglang==1", models=shown(QWEN, "x")),
-            lambda: of(
-                "sglang==1 --tool-call-parser deepseekv4", models=shown(V4, "x")
-            ),
+            lambda: of("sglang==1 --tool-call-parser deepseekv4", models=shown(V4, "x")),
         ],
     ),
     "template-missing": (
