@@ -111,15 +111,18 @@ class Book:
         elif step is not None and not step.tokens:
             step.tokens, step.logprobs = message.tokens, message.logprobs
             size = self.page_size
-            for number, (token, entry) in enumerate(zip(message.tokens, step.entries)):
-                if entry is not None:
-                    tokens = entry.tokens
-                    tokens.append(token)
-                    if not len(tokens) % size:
-                        entry.chain = page_hashes(tokens[-size:], size, self.salt, entry.chain)[0]
-                        filled.append((number, entry.chain))
-                    if token in entry.stops:
-                        stops.append(number)
+            number = -1
+            for token, entry in zip(message.tokens, step.entries):
+                number += 1
+                if entry is None:
+                    continue
+                tokens = entry.tokens
+                tokens.append(token)
+                if not len(tokens) % size:
+                    entry.chain = page_hashes(tokens[-size:], size, self.salt, entry.chain)[0]
+                    filled.append((number, entry.chain))
+                if token in entry.stops:
+                    stops.append(number)
         return Reported(at, message.epoch, message.rank, message.n, message.digest, stops, filled, flaw)
 
     def sent(self, message: Sent) -> str:

@@ -315,27 +315,37 @@ class Leader:
         done: list[tuple[Room, str]] = []
         prefilled = drawn = 0
         sample = -1
+        running, ended = r.RUNNING, r.ENDED
         for row, room in zip(step.rows, step.rooms):
-            room.busy -= 1
+            busy = room.busy = room.busy - 1
+            state = room.state
+            if state == running:  # the common case: one token more
+                sample += 1
+                room.reported = row.start + 1
+                emitted = room.emitted = room.emitted + 1
+                drawn += 1
+                if stops and sample in stops:
+                    done.append((room, "stop"))
+                elif emitted >= room.max_new:
+                    done.append((room, "length"))
+                continue
             if row.sample:
                 sample += 1
-            if room.state == r.ENDED:
+            if state == ended:
                 if row.sample:
                     dropped.append(sample)
-                if not room.busy:
+                if not busy:
                     self.let_go(room)
                 continue
             room.reported = row.start + row.count
-            if row.count > 1 or room.state == r.PREFILL:
-                prefilled += row.count
+            prefilled += row.count
             if not row.sample:
                 continue
             drawn += 1
             room.emitted += 1
-            if room.state == r.PREFILL:
-                self.prompt_done(room)
-                if room.instance:
-                    continue
+            self.prompt_done(room)
+            if room.instance:
+                continue
             if stops and sample in stops:
                 done.append((room, "stop"))
             elif room.emitted >= room.max_new:
@@ -356,9 +366,10 @@ class Leader:
             self.out.append(Release(step.n, dropped))
         for room, reason in done:
             self.end(room, r.FINISH, reason, "", retryable=False)
-        for room in step.rooms:
-            if room.first and room.state == r.SENDING:
-                self.handover.hand(room)
+        if self.config.role == "prefill":
+            for room in step.rooms:
+                if room.state == r.SENDING:
+                    self.handover.hand(room)
         self.peers.agreed(step.n)
 
     def prompt_done(self, room: Room) -> None:

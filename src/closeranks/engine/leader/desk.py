@@ -100,7 +100,6 @@ class Desk:
         self.epoch = leader.config.epoch
         self.outputs: dict[str, tuple[list[Tokens], list[Ended]]] = {}
         self.carriers: dict[type, Callable[[Any], None]] = {
-            Plan: self.issue,
             Release: self.release,
             ReleaseFirst: self.release_first,
             SayEnded: self.say_ended,
@@ -187,29 +186,39 @@ class Desk:
     # ------------------------------------------------------------------------------------------------------ effects
 
     def handle(self, event: Event) -> None:
-        """Log the event, let the core answer, carry the answer out."""
+        """Let the core answer and carry the answer out: the next step first, the ranks wait for it; then the log."""
         writer = self.writer
-        if writer is not None:
-            if writer.full and event.at >= writer.retry_at:
-                fresh = writer.number == 0 and not self.leader.started
-                writer.begin(time.time(), event.at, b"" if fresh else snapshot.take(self.leader))
-            writer.write(event)
-        effects = self.leader.handle(event)
+        if writer is not None and writer.full and event.at >= writer.retry_at:
+            fresh = writer.number == 0 and not self.leader.started
+            writer.begin(time.time(), event.at, b"" if fresh else snapshot.take(self.leader))
+        try:
+            effects = self.leader.handle(event)
+        except BaseException:
+            if writer is not None:
+                writer.write(event)
+                writer.flush()
+            raise
         if not effects:
+            if writer is not None:
+                writer.write(event)
             return
-        if writer is not None:
-            writer.write(Mark(digest(effects)))
+        for effect in effects:
+            if type(effect) is Plan:
+                self.issue(effect)
         fault: Fault | None = None
         carriers = self.carriers
         for effect in effects:
-            if isinstance(effect, Fault):
+            if type(effect) is Fault:
                 fault = effect
-            else:
+            elif type(effect) is not Plan:
                 carriers[type(effect)](effect)
         if self.outputs:
             for gateway, (tokens, ended) in self.outputs.items():
                 self.wire.to_gateway(gateway, Output(tokens, ended))
             self.outputs = {}
+        if writer is not None:
+            writer.write(event)
+            writer.write(Mark(digest(effects)))
         if fault is not None:
             self.wire.fault(fault)
 

@@ -205,8 +205,10 @@ class Scheduler:
         """
         pool, size = self.leader.pool, self.leader.page_size
         short: list[Room] = []
+        add_row, add_room, add_sampler = rows.append, rooms.append, samplers.append
         for room in decoding.values():
-            if room.sampled >= room.max_new:
+            sampled = room.sampled
+            if sampled >= room.max_new:
                 continue  # the length stop is known: nothing is computed beyond it
             start = room.planned
             pages = NO_PAGES
@@ -224,11 +226,11 @@ class Scheduler:
                 tables.append(list(room.pages))
                 pages = NO_PAGES
             room.planned = start + 1
-            room.sampled += 1
+            room.sampled = sampled + 1
             room.busy += 1
-            rows.append(Row(room.slot, start, 1, pages, True))
-            rooms.append(room)
-            samplers.append(room.id)
+            add_row(Row(room.slot, start, 1, pages, True))
+            add_room(room)
+            add_sampler(room.id)
         return short
 
     def relieve(self, short: list[Room]) -> None:
