@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from closeranks.protocol import Begin, Row, Sampling, Step, TopLogprobs
@@ -69,10 +70,10 @@ class Runner:
         self.tokens = torch.zeros(max_running, self.context + 1, dtype=torch.int32, device=model.device)
         self.table = np.zeros((max_running, -(-self.context // pool.page_size)), np.int32)
 
-    def page_table(self, slot: int) -> list[int]:
-        """Pages of a slot in order, as this rank holds them."""
+    def page_table(self, slot: int) -> npt.NDArray[np.int32]:
+        """Pages of a slot in order, as this rank holds them: a view, valid until the next step."""
         state = self.slots[slot]
-        return [] if state is None else [int(p) for p in self.table[slot, : state.pages]]
+        return self.table[slot, : 0 if state is None else state.pages]
 
     def run(self, step: Step) -> StepResult:
         """Execute the step and wait for its tokens."""

@@ -3,7 +3,7 @@
 `plain` is torch alone and runs everywhere; `cpu` packs linear weights and walks page tables with compiled loops.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -50,13 +50,21 @@ class Kernels(Protocol):
         ...
 
 
-def choose(device: torch.device, dtype: torch.dtype, threads: int, **options: Any) -> Kernels:
-    """The best kernels for a device and dtype. `threads` matters on the CPU only."""
-    from .plain import PlainKernels
+def choose(device: torch.device, dtype: torch.dtype, threads: int) -> Kernels:
+    """The best kernels for a device and dtype. `threads` matters on the CPU only.
 
-    if device.type == "cpu":
-        from .cpu import CpuKernels
+    The compiled CPU loops need the GNU-compatible OpenMP runtime that torch for Linux brings; without it, and in half
+    precision, the CPU runs packed linear layers and plain torch.
+    """
+    from .plain import PackedKernels, PlainKernels
 
-        if dtype == torch.float32:
+    if device.type != "cpu":
+        return PlainKernels()
+    if dtype == torch.float32:
+        from .team import runtime
+
+        if runtime() is not None:
+            from .cpu import CpuKernels
+
             return CpuKernels(threads)
-    return PlainKernels()
+    return PackedKernels()

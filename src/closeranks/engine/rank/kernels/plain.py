@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from ..models.batch import Batch
+from .packed import PackedLinear
 
 Tensor = torch.Tensor
 
@@ -22,7 +23,7 @@ class PlainLinear:
 class PlainKernels:
     """See `Kernels`."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> PlainLinear:
+    def linear(self, weight: Tensor, bias: Tensor | None) -> PlainLinear | PackedLinear:
         return PlainLinear(weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -64,6 +65,13 @@ class PlainKernels:
             part = F.scaled_dot_product_attention(picked, past[0], past[1], attn_mask=mask, enable_gqa=heads != kv)
             out[tokens] = part.transpose(1, 2).reshape(-1, heads, dim)
         return out.view(len(qkv), heads * dim)
+
+
+class PackedKernels(PlainKernels):
+    """The same with packed linear weights, on the CPU."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        return PackedLinear(weight, bias)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

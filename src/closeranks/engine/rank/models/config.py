@@ -98,7 +98,9 @@ def from_hf(config: dict[str, Any]) -> tuple[ModelConfig, list[float]]:
             bos_token_id=-1 if config.get("bos_token_id") is None else int(config["bos_token_id"]),
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
         )
-    except (KeyError, TypeError, ZeroDivisionError) as error:
+    except UnsupportedModel:
+        raise
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UnsupportedModel(f"config.json: missing or malformed {error}") from error
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
