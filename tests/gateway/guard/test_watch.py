@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,59 @@ def test_an_error_event_ends_a_broken_stream_after_what_was_held_back() -> None:
     core = watch("f")
     assert core.feed(event(content="a <")) == b""
     assert core.close(b'{"error":{}}') == event(content="a <") + b'data: {"error":{}}\n\n'
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        b'"logprobs":NaN',
+        b'"x":"\\ud83d"',
+        b'"x":"\xff"',
+        b'"x":"a\tb"',
+        b'"x":1e999',
+        b'"x":123456789012345678901234567890',
+    ],
+)
+def test_markup_does_not_slip_through_in_json_that_only_a_forgiving_client_reads(extra: bytes) -> None:
+    leak = "a </｜DSML｜invoke>".encode()
+    out = run(b'data: {"choices":[{"index":0,"delta":{"content":"' + leak + b'"},' + extra + b"}]}\n\n" + DONE)
+    assert b"DSML" not in out
+    assert b'"content":"a "' in out
+
+
+@pytest.mark.parametrize("depth", [1000, 100_000])
+def test_nesting_without_end_passes_as_what_it_is(depth: int) -> None:
+    deep = b"[" * depth + b"]" * depth
+    for data in (deep, b'{"x":' + deep + b"}", b'{"choices":[{"index":0,"delta":{"content":' + deep + b"}}]}"):
+        stream = b"data: " + data + b"\n\n" + event(content="a")
+        assert run(stream, "f") == stream
+        assert watch_body(data, lambda thinking: decoders()(Asked(), thinking), Counters()) == data
+
+
+def without_deltas(stream: bytes) -> list[bytes]:
+    """The stream's events less what depends on the cut: ids of calls, and how a text is spread over deltas."""
+    kept = [e for e in stream.split(b"\n\n") if b'"delta"' not in e]
+    texts = re.findall(rb'"(?:content|arguments)": ?"((?:[^"\\]|\\.)*)"', stream)
+    return [*kept, b"".join(texts)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_damaged_stream_never_breaks_the_guard(data: st.DataObject) -> None:
+    """Bytes flipped, dropped and doubled anywhere: no exception, and what was fed without markup is still all there."""
+    stream = bytearray(stream_of(pieces("Hi.\n\n" + BLOCK, data.draw(st.integers(0, 99)))))
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(stream) - 1))
+        match data.draw(st.sampled_from("fdx")):
+            case "f":
+                stream[at] = data.draw(st.integers(0, 255))
+            case "d":
+                del stream[at : at + data.draw(st.integers(1, 40))]
+            case _:
+                stream[at:at] = stream[at : at + data.draw(st.integers(1, 40))]
+    cuts = data.draw(st.lists(st.integers(0, 20000), max_size=6))
+    whole, cut = (run(bytes(stream), "get_weather", cuts=c) for c in ([], cuts))
+    assert without_deltas(cut) == without_deltas(whole)
 
 
 # Bounds --------------------------------------------------------------------------------------------------------------

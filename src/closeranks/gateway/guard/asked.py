@@ -32,7 +32,7 @@ def read_request(body: bytes, content_encoding: str = "") -> Asked:
     """Read a chat request's body. Raises `Unreadable`; what it says of itself is never trusted further than that."""
     try:
         request = _decode(decompress(body, content_encoding))
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Unreadable(str(error)) from error
     offered = [*(request.tools or ()), *({"function": function} for function in request.functions or ())]
     tools = [tool for tool in offered if _has_name(tool)]

@@ -14,9 +14,9 @@ from closeranks.gateway.guard.chunk import (
     dump,
     is_null,
     is_stop,
-    members,
     members_of,
     read_answer,
+    rewritten,
 )
 from closeranks.gateway.guard.counters import Counters
 
@@ -38,11 +38,14 @@ def watch_body(
             changed[place] = (watch, watch.deltas())
     if not changed or report_only:
         return body
-    top = members(body)
-    choices = choices_of(top)
-    for place, (watch, deltas) in changed.items():
-        choices[place] = _rewrite(choices[place], deltas, watch.repaired > 0)
-    return dump({**top, "choices": choices})
+
+    def write(top: dict[str, Any]) -> bytes:
+        choices = choices_of(top)
+        for place, (watch, deltas) in changed.items():
+            choices[place] = _rewrite(choices[place], deltas, watch.repaired > 0)
+        return dump({**top, "choices": choices})
+
+    return rewritten(body, write)
 
 
 def _watch_choice(

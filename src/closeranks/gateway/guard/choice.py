@@ -5,7 +5,6 @@ then the upstream's own bytes can be forwarded. The first discard or call, or te
 dirty: from there on its events are written anew, until its decoder is closed and the next one starts clean.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from uuid import uuid4
@@ -21,7 +20,7 @@ from closeranks.codec import (
     ToolCallEnd,
     ToolCallStart,
 )
-from closeranks.gateway.guard.chunk import Call, Delta
+from closeranks.gateway.guard.chunk import Call, Delta, without_surrogates
 
 OpenDecoder = Callable[[bool], Decoder]
 """Makes the decoder for a run of text: True for reasoning, False for content."""
@@ -30,17 +29,8 @@ Leak = Callable[[str, str, str], None]
 """Called for each leak with the field that it was in, its shape, and the raw text around it."""
 
 _PROSE = (State.CONTENT, State.REASONING)
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SAMPLE = 400
 _MAX_CALLS = 1024  # of one choice; beyond, indices are left alone (an upstream cannot make this grow)
-
-
-def without_surrogates(text: str) -> str:
-    """`text` as decoders give it back: a lone surrogate (half an emoji, cut by an upstream) as U+FFFD.
-
-    Of the same length, so an event of which nothing was taken still goes out with its halves as they came.
-    """
-    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 class ChoiceWatch:

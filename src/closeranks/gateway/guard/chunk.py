@@ -5,6 +5,8 @@ what is not replaced goes out as it came: numbers keep their digits, unknown fie
 """
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -52,6 +54,7 @@ _decode = msgspec.json.Decoder(Answer).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list_of_members = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 _NULL = b"null"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_answer(data: bytes) -> Answer | None:
@@ -62,33 +65,46 @@ def read_answer(data: bytes) -> Answer | None:
     """
     try:
         return _decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        return msgspec.convert(json.loads(data.decode("utf-8", "replace")), Answer)
+        return msgspec.convert(_load_leniently(data), Answer)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
+def _load_leniently(data: bytes) -> Any:
+    """What a forgiving client reads: bytes that are no UTF-8 as U+FFFD, lone surrogates as they are, NaN as null."""
+    return json.loads(data.decode("utf-8", "replace"), parse_constant=lambda _: None, strict=False)
+
+
 def dump(value: Any) -> bytes:
-    """JSON, UTF-8; lone surrogates are written as escapes, since they have no UTF-8."""
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode()
+    """JSON, UTF-8. Members that are undecoded go out as they came."""
+    return msgspec.json.encode(value)
 
 
-def members(data: bytes) -> dict[str, Any]:
-    """The members of a JSON object, undecoded where possible (`msgspec.Raw`)."""
+def rewritten(data: bytes, write: Callable[[dict[str, Any]], bytes]) -> bytes:
+    """What `write` makes of the members (undecoded: `msgspec.Raw`) of the JSON object `data`.
+
+    If somewhere in it is what only `read_answer`'s lenient way reads, it is put into proper JSON first.
+    """
     try:
-        return dict(_members(data))
+        return write(dict(_members(data)))
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        loaded = json.loads(data.decode("utf-8", "replace"))
-        return {key: msgspec.Raw(json.dumps(value).encode()) for key, value in loaded.items()}
+        proper = without_surrogates(json.dumps(_load_leniently(data), ensure_ascii=False))
+        return write(dict(_members(proper.encode())))
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with each lone surrogate (half an emoji, cut by an upstream) as U+FFFD, as decoders give it back.
+
+    Of the same length, so an event of which nothing was taken still goes out with its halves as they came.
+    """
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def choices_of(top: dict[str, Any]) -> list[dict[str, Any]]:
-    """The `choices` of what `members` returned, each with undecoded members."""
+    """The `choices` of an object's members, each with undecoded members."""
     return [dict(choice) for choice in _list_of_members(top["choices"])]
 
 

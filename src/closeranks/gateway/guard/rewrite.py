@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from closeranks.gateway.guard.chunk import TEXT_FIELDS, Delta, choices_of, dump, is_null, is_stop, members, members_of
+from closeranks.gateway.guard.chunk import TEXT_FIELDS, Delta, choices_of, dump, is_null, is_stop, members_of, rewritten
 from closeranks.gateway.guard.sse import data_of, new_event, with_data
 
 
@@ -23,7 +23,16 @@ def rewrite_event(
     """
     data = data_of(event)
     assert data is not None, "only events with choices are rewritten"
-    top = members(data)
+    return rewritten(data, lambda top: _events(event, top, deltas, indices, repaired))
+
+
+def _events(
+    event: bytes,
+    top: dict[str, Any],
+    deltas: dict[int, list[Delta]],
+    indices: dict[int, dict[int, int]],
+    repaired: set[int],
+) -> bytes:
     pieces: list[dict[str, Any]] = []
     for choice in choices_of(top):
         index = msgspec.json.decode(choice["index"]) if "index" in choice else 0
@@ -33,14 +42,11 @@ def rewrite_event(
             pieces.append(choice)
     usage = top.get("usage")
     if not pieces:
-        if is_null(usage):
-            return b""
-        return with_data(event, dump({**top, "choices": []}))
+        return b"" if is_null(usage) else with_data(event, dump({**top, "choices": []}))
     out = []
     for number, piece in enumerate(pieces):
-        last = number == len(pieces) - 1
         written = {**top, "choices": [piece]}
-        if not last and not is_null(usage):
+        if number < len(pieces) - 1 and not is_null(usage):
             written["usage"] = None
         out.append(with_data(event, dump(written)))
     return b"".join(out)
@@ -97,9 +103,10 @@ def renumber(calls: Any, indices: dict[int, int]) -> Any:
 def event_like(event: bytes, index: int, deltas: list[Delta]) -> bytes:
     """Events that the upstream did not send, for text that was held back when it ended: modelled on `event`."""
     data = data_of(event)
-    top = members(data) if data is not None else {}
-    top.pop("usage", None)
-    return b"".join(
-        new_event(dump({**top, "choices": [{"index": index, "delta": delta, "finish_reason": None}]}))
-        for delta in deltas
-    )
+
+    def write(top: dict[str, Any]) -> bytes:
+        top.pop("usage", None)
+        choices = ({"index": index, "delta": delta, "finish_reason": None} for delta in deltas)
+        return b"".join(new_event(dump({**top, "choices": [choice]})) for choice in choices)
+
+    return write({}) if data is None else rewritten(data, write)

@@ -198,6 +198,8 @@ class StreamWatch:
                 watch.feed(True, reasoning)
             if delta.content and isinstance(delta.content, str):
                 watch.feed(False, delta.content)
+            if isinstance(delta.content, list):
+                self._counters.unwatched["content_not_text"] += 1
             if delta.tool_calls:
                 watch.close()
                 indices = watch.native_calls(delta.tool_calls)
