@@ -58,11 +58,13 @@ def status_of(url: str) -> int:
 
 
 @contextmanager
-def gateway(folder: Path, roles: tuple[str, ...] = ("both",), ready: bool = True, **settings: Any) -> Iterator[Running]:
+def gateway(
+    folder: Path, roles: tuple[str, ...] = ("both",), ready: bool = True, silent: bool = False, **settings: Any
+) -> Iterator[Running]:
     """Start leaders and a gateway; both are gone afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     model = tiny.write(folder / "model")
-    leaders = [Leader(f"ipc://{folder}/{role}{i}.sock", role) for i, role in enumerate(roles)]
+    leaders = [Leader(f"ipc://{folder}/{role}{i}.sock", role, silent=silent) for i, role in enumerate(roles)]
     ends: dict[str, list[str]] = {}
     for leader in leaders:
         ends.setdefault(leader.role, []).append(leader.endpoint)

@@ -14,8 +14,7 @@ from closeranks.gateway.errors import Invalid, Slow, TooLarge
 from closeranks.gateway.settings import Settings
 
 LINGER_S = 3.0
-"""After a refusal of a request whose body is still coming: how long it is read and thrown away, so that the client
-gets to see the refusal instead of a reset."""
+"""How long a request that has been answered may go on sending its body."""
 
 
 def protocol(settings: Settings) -> type[HttpToolsProtocol]:

@@ -1,6 +1,7 @@
 """Writing a reply to its client, and noticing that the client has left."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from starlette.responses import Response
@@ -8,11 +9,29 @@ from starlette.types import Message, Receive, Scope, Send
 
 from closeranks.gateway.reply import Reply
 
+LINGER_S = 3.0
+"""How long the body of a refused request is read."""
 _SSE = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+class Refusal(Response):
+    """An error before the request's body was read: goes on reading it for a while, throwing it away.
+
+    A server that closes on a client that is still sending resets the connection, and the client never sees why.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
 
 
 class ReplyResponse(Response):
