@@ -112,7 +112,7 @@ def test_retryable_ends_and_charges(pair: Running) -> None:
 def test_the_third_charge_ends_with_an_error_that_names_the_request(pair: Running) -> None:
     reader = Reader(pair, extra_body={"rid": "poisonous"})
     for generation in (1, 2, 3):
-        wait_for(lambda: any(r.generation == generation and pair.leader.rooms[r].sent > 3 for r in pair.leader.rooms))
+        wait_for(lambda g=generation: any(r.generation == g and v.sent > 3 for r, v in pair.leader.rooms.items()))
         pair.leader.end_all("fault", retryable=True, charged=True)
     reader.wait()
     assert reader.error is not None
@@ -199,7 +199,7 @@ def test_client_that_leaves_aborts_both_sides(pair: Running) -> None:
         wait_for(lambda: pair.leader.submits and pair.leaders[0].submits)
         raw.close()
         room = pair.leader.submits[0].room
-        wait_for(lambda: all(leader.aborts == [room] for leader in pair.leaders))
+        wait_for(lambda room=room: all(leader.aborts == [room] for leader in pair.leaders))
     wait_for(lambda: call(pair.url + "/server_info")[2]["open_requests"] == 0)
 
 
