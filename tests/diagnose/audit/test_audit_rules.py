@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -285,3 +286,9 @@ def test_errors_come_first() -> None:
 )
 def test_time_spans(text: str, value: float | None) -> None:
     assert seconds(text) == value
+
+
+def test_the_guide_lists_every_rule() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "audit.md").read_text()
+    for rule in all_rules():
+        assert f"| `{rule.id}` | {rule.severity} | {rule.title} |" in guide

@@ -85,7 +85,7 @@ def parse(words: Sequence[str], label: str, env: Mapping[str, str] | None = None
                 environment[match[1]] = match[2]
             elif words[position - 2 : position - 1] == ["serve"] and kind == "vllm":
                 flags["model-path"] = word
-        else:
+        elif word != "-m":  # python's own: the module is what follows
             name, given, value = word.lstrip("-").partition("=")
             if not given and position < len(words) and _is_value(words[position]):
                 value = words[position]

@@ -30,7 +30,7 @@ def read(path: Path) -> ModelFolder:
     return ModelFolder(
         path=str(path),
         model_type=str(config.get("model_type", "")),
-        architectures=tuple(str(a) for a in config.get("architectures") or ()),
+        architectures=tuple(str(a) for a in _list(config.get("architectures"))),
         vocab_size=_int(config.get("vocab_size", text_config.get("vocab_size") if text_config else None)),
         added=added,
         ids=ids,
@@ -63,11 +63,12 @@ def _added(tokenizer: dict[str, Any], settings: dict[str, Any]) -> tuple[dict[st
     for number, token in decoder.items() if isinstance(decoder, dict) else ():
         if isinstance(token, dict) and "content" in token:
             added[str(token["content"])] = bool(token.get("special"))
-            ids[str(token["content"])] = int(number) if str(number).isdigit() else -1
-    for token in tokenizer.get("added_tokens") or ():
+            ids[str(token["content"])] = int(number) if str(number).isdecimal() else -1
+    for token in _list(tokenizer.get("added_tokens")):
         if isinstance(token, dict) and "content" in token:
             added[str(token["content"])] = bool(token.get("special"))
-            ids[str(token["content"])] = int(token.get("id", -1))
+            number = token.get("id")
+            ids[str(token["content"])] = number if isinstance(number, int) else -1
     return added, ids
 
 
@@ -87,6 +88,10 @@ def _templates(path: Path, settings: dict[str, Any]) -> dict[str, str]:
 
 def _text(token: Any) -> str:
     return str(token.get("content", "")) if isinstance(token, dict) else token if isinstance(token, str) else ""
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _int(value: Any) -> int | None:

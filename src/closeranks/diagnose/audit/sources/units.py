@@ -64,7 +64,8 @@ def _containers(document: Any) -> Iterator[tuple[str, Mapping[str, Any], Mapping
     while pending:
         here = pending.pop()
         if isinstance(here, Mapping):
-            for container in here.get("containers") or []:
+            found = here.get("containers")
+            for container in found if isinstance(found, list) else []:
                 if isinstance(container, Mapping):
                     yield (
                         str(container.get("name", "?")),
@@ -87,16 +88,19 @@ def _container(name: str, container: Mapping[str, Any], shared: Mapping[str, str
     env = _environment(environment)
     engine = flags.parse(words, f"{label}: {name}", env)
     tag = _TAG.search(image)
-    security = container.get("securityContext") or {}
-    capabilities = (security.get("capabilities") or {}).get("add") or [] if isinstance(security, Mapping) else []
-    caps = [str(cap) for cap in [*(container.get("cap_add") or []), *capabilities]]
-    privileged = container.get("privileged") or (security.get("privileged") if isinstance(security, Mapping) else False)
+    security = _mapping(container.get("securityContext"))
+    caps = [*_words(container.get("cap_add")), *_words(_mapping(security.get("capabilities")).get("add"))]
+    privileged = container.get("privileged") or security.get("privileged")
     return replace(
         flags.make(engine.kind or flags.engine_kind([image]), engine.label, engine.flags, engine.env, engine.version),
         version=engine.version or (tag[2].split("-")[0] if tag else None),
         container={"cap_add": " ".join(caps), "privileged": str(bool(privileged)).lower(), **shared},
         complete_env="env_file" not in container and "envFrom" not in container,
     )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _words(value: Any) -> list[str]:

@@ -1,0 +1,90 @@
+"""`closeranks audit`: its outputs, exit codes and what they never hold."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from closeranks.cli.main import main
+
+SECRET = "sk-planted-7f3a91"
+BAD = ["sglang==0.5.14", "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl", "--tp", "4"]
+
+
+def test_findings_make_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--", *BAD, "--api-key", SECRET]) == 1
+    out = capsys.readouterr().out
+    assert "ERROR sglang-nixl-abort-kills-bootstrap" in out
+    assert "1 error," in out
+    assert SECRET not in out
+
+
+def test_notes_alone_are_sound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--", "sglang==0.5.23", "--model-path", "m"]) == 0
+    assert "0 errors, 0 warnings, 1 note" in capsys.readouterr().out
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--json", "--", *BAD, "--api-key", SECRET]) == 1
+    out = capsys.readouterr().out
+    data = json.loads(out)
+    assert data["schema"] == 1
+    assert data["findings"][0]["id"] == "sglang-nixl-abort-kills-bootstrap"
+    assert set(data["findings"][0]) == {"id", "severity", "area", "title", "where", "detail", "why", "fix", "refs"}
+    assert data["engines"] == [
+        {"label": "command line", "kind": "sglang", "version": "0.5.14", "role": "prefill", "tp_size": 4}
+    ]
+    assert data["patched_areas"] == {}
+    assert SECRET not in out
+
+
+def test_sarif(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--sarif", "--", *BAD, "--api-key", SECRET]) == 1
+    out = capsys.readouterr().out
+    [run] = json.loads(out)["runs"]
+    rules = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    assert {result["ruleId"] for result in run["results"]} == rules
+    assert {result["level"] for result in run["results"]} <= {"error", "warning", "note"}
+    assert SECRET not in out
+
+
+def test_a_pair_of_files_and_a_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for role, size in (("prefill", 16), ("decode", 64)):
+        line = f"python -m sglang.launch_server --disaggregation-mode {role} --page-size {size} --port {size}"
+        (tmp_path / f"{role}.txt").write_text(line)
+    assert main(["audit", str(tmp_path), "--engine-version", "0.5.23", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert [f["id"] for f in data["findings"] if f["severity"] == "error"] == ["pair-other-kv-layout"]
+    assert {engine["version"] for engine in data["engines"]} == {"0.5.23"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "nothing to audit"),
+        (["/nonesuch"], 2, "no such file"),
+        (["http://127.0.0.1:1"], 2, "no engine answers"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", *arguments]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_not_recognised_is_not_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "poem.txt").write_text("nothing here starts an engine\n")
+    assert main(["audit", str(tmp_path)]) == 3
+    assert "no engine, model or installation was recognised" in capsys.readouterr().err
+
+
+def test_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--rules", "--json"]) == 0
+    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(listed) >= 60
+    assert {"id", "severity", "area", "title", "refs"} == set(listed[0])
+
+
+def test_a_faulty_catalog_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.yaml").write_text("id: x\n")
+    assert main(["audit", "--catalog", str(tmp_path), "--rules"]) == 2
+    assert "x.yaml" in capsys.readouterr().err

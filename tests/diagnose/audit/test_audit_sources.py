@@ -1,0 +1,333 @@
+"""From files to engines and models: every kind of input, rubbish, and secrets."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeranks.diagnose.audit.model import ModelFolder
+from closeranks.diagnose.audit.sources import SourceError, collect, flags, hosts, modelfolder, units
+
+SECRET = "sk-planted-7f3a91"
+
+
+def test_flags_in_every_spelling() -> None:
+    line = "A=1 python -m sglang.launch_server --tp 4 --enable_metrics --model=m --page-size 16 --x -1 --page-size 64"
+    engine = flags.parse(flags.split_line(line), "e")
+    assert engine.kind == "sglang"
+    assert engine.env == {"A": "1"}
+    assert engine.flags == {"tp-size": "4", "enable-metrics": "true", "model-path": "m", "page-size": "64", "x": "-1"}
+    assert engine.flag("disaggregation-transfer-backend") == "mooncake"
+    assert engine.role == ""
+
+
+def test_vllm_serve_names_its_model_and_role() -> None:
+    config = """'{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}'"""
+    line = f"vllm serve Qwen/Qwen3-8B -tp 2 --kv-transfer-config {config}"
+    engine = flags.parse(flags.split_line(line), "e")
+    assert (engine.kind, engine.flag("model-path"), engine.tp, engine.role) == ("vllm", "Qwen/Qwen3-8B", 2, "decode")
+    broken = flags.parse(["vllm", "serve", "m", "--kv-transfer-config", "{oops"], "e")
+    assert broken.role == ""
+
+
+UNIT = f"""
+[Unit]
+Description=prefill
+[Service]
+Environment="SGLANG_REQ_WAITING_TIMEOUT=10" HF_TOKEN={SECRET}
+ExecStart=/usr/bin/env python3 -m sglang.launch_server \\
+    --model-path /m --tp-size 4 \\
+    --disaggregation-mode prefill --api-key {SECRET}
+Restart=always
+# KillMode=process
+"""
+
+
+def test_a_unit_file(tmp_path: Path) -> None:
+    (tmp_path / "prefill.service").write_text(UNIT)
+    [engine] = collect([str(tmp_path)]).engines
+    assert (engine.role, engine.tp) == ("prefill", 4)
+    assert engine.env["SGLANG_REQ_WAITING_TIMEOUT"] == "10"
+    assert engine.complete_env
+    assert engine.unit is not None
+    assert engine.unit["restart"] == ("always",)
+    assert "killmode" not in engine.unit
+    assert SECRET not in repr(engine)
+
+
+COMPOSE = f"""
+services:
+  decode:
+    image: lmsysorg/sglang:v0.5.14-cu126
+    command: ["python3", "-m", "sglang.launch_server", "--tp", "2", "--disaggregation-mode", "decode"]
+    environment: {{SYNC_TOKEN_IDS_ACROSS_TP: 1, API_KEY: {SECRET}}}
+    cap_add: [SYS_PTRACE]
+  redis: {{image: redis}}
+"""
+KUBERNETES = f"""
+apiVersion: apps/v1
+kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+        - name: vllm
+          image: vllm/vllm-openai:v0.20.1
+          command: [/bin/sh, -c, "vllm serve m --tensor-parallel-size 8 --api-key {SECRET}"]
+          env: [{{name: VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, value: "3600"}}]
+          securityContext: {{capabilities: {{add: [SYS_PTRACE]}}}}
+---
+kind: Service
+"""
+
+
+def test_containers(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(COMPOSE)
+    (tmp_path / "b.yml").write_text(KUBERNETES)
+    one, two = collect([str(tmp_path)]).engines
+    assert (one.kind, one.version, one.role, one.tp) == ("sglang", "0.5.14", "decode", 2)
+    assert one.container is not None
+    assert one.container["cap_add"] == "SYS_PTRACE"
+    assert (two.kind, two.version, two.tp) == ("vllm", "0.20.1", 8)
+    assert two.env == {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600"}
+    assert SECRET not in repr((one, two))
+
+
+SERVER_INFO = {
+    "model_path": "/m",
+    "tp_size": 4,
+    "version": "0.5.13.post1",
+    "disaggregation_mode": "decode",
+    "enable_metrics": True,
+    "disable_overlap_schedule": False,
+    "chat_template": None,
+    "api_key": SECRET,
+    "internal_states": [{"x": 1}],
+}
+
+
+def test_server_info(tmp_path: Path) -> None:
+    (tmp_path / "info.json").write_text(json.dumps(SERVER_INFO))
+    [engine] = collect([str(tmp_path / "info.json")]).engines
+    assert (engine.kind, engine.version, engine.role, engine.tp) == ("sglang", "0.5.13.post1", "decode", 4)
+    assert engine.on("enable-metrics")
+    assert "disable-overlap-schedule" not in engine.flags
+    assert SECRET not in repr(engine)
+
+
+def test_a_log_with_server_arguments(tmp_path: Path) -> None:
+    line = (
+        "[2026-06-09 21:00:00] server_args=ServerArgs(model_path='/m', tp_size=2, disaggregation_mode='prefill', "
+        f"api_key='{SECRET}', chat_template=None, enable_metrics=True, cuda_graph_bs=[1, 2, 4], page_size=64)\n"
+    )
+    (tmp_path / "prefill.log").write_text("noise\n" + line + line + "[2026-06-09 21:00:01] ready\n")
+    [engine] = collect([str(tmp_path / "prefill.log")]).engines
+    assert (engine.role, engine.tp, engine.flag("page-size")) == ("prefill", 2, "64")
+    assert SECRET not in repr(engine)
+
+
+def test_a_shell_file_and_bare_flags(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "#!/bin/bash\nexport SGLANG_REQ_WAITING_TIMEOUT=10\n"
+        "python -m sglang.launch_server \\\n  --tp 2 --model-path m\n"
+    )
+    (tmp_path / "zflags.txt").write_text("--disaggregation-mode decode --tp-size 8\n")
+    one, two = collect([str(tmp_path)]).engines
+    assert (one.tp, one.env) == (2, {"SGLANG_REQ_WAITING_TIMEOUT": "10"})
+    assert (two.kind, two.tp) == ("sglang", 8)
+
+
+def write_model(folder: Path, model_type: str = "deepseek_v4", special: bool = False) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": 129280, "eos_token_id": 1}))
+    tokens = [
+        {"id": 1, "content": "<end>", "special": True},
+        {"id": 128825, "content": "｜DSML｜", "special": special},
+        {"id": 128821, "content": "<think>", "special": False},
+        {"id": 128822, "content": "</think>", "special": False},
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<end>"}, "chat_template": "a"}))
+    (folder / "chat_template.jinja").write_text("<｜DSML｜function_calls>")
+    return folder
+
+
+def test_a_model_folder_and_the_engine_that_names_it(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    deployment = collect([], ["sglang==0.5.23", "--model-path", str(folder)])
+    [model] = deployment.models
+    assert (model.model_type, model.vocab_size, model.eos_ids, model.eos_tokens) == (
+        "deepseek_v4",
+        129280,
+        (1,),
+        ("<end>",),
+    )
+    assert model.added["｜DSML｜"] is False
+    assert set(model.templates) == {"tokenizer_config.json", "chat_template.jinja"}
+
+
+def test_a_broken_model_folder_is_named(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    (folder / "tokenizer.json").write_text("[1")
+    with pytest.raises(SourceError, match=r"m: tokenizer\.json is no JSON"):
+        collect([str(folder)])
+    (folder / "tokenizer.json").write_text("[1]")
+    with pytest.raises(SourceError, match="holds a list"):
+        collect([str(folder)])
+
+
+KEYS = [
+    "model_type",
+    "added_tokens",
+    "content",
+    "id",
+    "special",
+    "chat_template",
+    "eos_token",
+    "eos_token_id",
+    "vocab_size",
+    "architectures",
+    "added_tokens_decoder",
+    "text_config",
+    "name",
+    "template",
+    "services",
+    "containers",
+    "command",
+    "args",
+    "env",
+    "environment",
+    "image",
+    "cap_add",
+    "securityContext",
+    "capabilities",
+    "add",
+    "privileged",
+    "restart",
+    "model_path",
+    "tp_size",
+    "version",
+    "vllm_config",
+    "server_args",
+    "value",
+]
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.just("python -m sglang.launch_server --tp 2")
+)
+ANY_JSON = st.recursive(
+    LEAVES, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(KEYS), x, max_size=4), max_leaves=12
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=ANY_JSON)
+def test_model_folders_of_any_json(tmp_path_factory: pytest.TempPathFactory, data: object) -> None:
+    folder = tmp_path_factory.mktemp("m")
+    whole = data if isinstance(data, dict) else dict.fromkeys(KEYS, data)
+    for name in modelfolder.FILES:
+        (folder / name).write_text(json.dumps(whole))
+    assert isinstance(modelfolder.read(folder), ModelFolder)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=ANY_JSON)
+def test_structures_of_any_shape(data: object) -> None:
+    units.from_yaml(json.dumps(data), "x.yaml")
+    units.from_yaml(json.dumps({"services": {"a": data}}), "x.yaml")
+    units.from_yaml(json.dumps({"spec": {"containers": [data]}}), "x.yaml")
+    if isinstance(data, dict):
+        flags.from_json(data, "x.json")
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(max_size=400))
+def test_any_text_is_read_without_an_exception(text: str) -> None:
+    for reader in (units.from_text, units.from_unit, units.from_yaml):
+        reader(text, "x")
+
+
+@given(
+    words=st.lists(
+        st.sampled_from(
+            ["--tp", "2", "--a=b", "-tp", "serve", "vllm", "sglang==x", "K=V", "--", "-1", "", "=", "--=", "'"]
+        )
+    )
+)
+def test_any_words_are_an_engine(words: list[str]) -> None:
+    engine = flags.parse(words, "x")
+    assert engine.tp >= 1
+    assert isinstance(engine.role, str)
+
+
+@given(
+    name=st.sampled_from(["api-key", "hf_token", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "admin-api-key", "password"]),
+    style=st.sampled_from(["--{n} {v}", "--{n}={v}", "{n}={v}"]),
+)
+def test_no_secret_gets_in(name: str, style: str) -> None:
+    words = ["sglang==1", *style.format(n=name, v=SECRET).split(" ")]
+    assert SECRET not in repr(flags.parse(words, "x"))
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    answers: dict[str, object]
+
+    def do_GET(self) -> None:
+        body = json.dumps(self.answers.get(self.path)).encode()
+        self.send_response(200 if self.path in self.answers else 404)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, type[_Handler]]]:
+    handler = type("Handler", (_Handler,), {"answers": {}})
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=httpd.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{httpd.server_port}", handler
+    httpd.shutdown()
+    thread.join()
+    httpd.server_close()
+
+
+def test_an_engine_by_its_url(server: tuple[str, type[_Handler]]) -> None:
+    url, handler = server
+    handler.answers = {"/get_server_info": SERVER_INFO}
+    [engine] = collect([url]).engines
+    assert (engine.kind, engine.version, engine.label) == ("sglang", "0.5.13.post1", url)
+    handler.answers = {"/version": {"version": "0.32.0"}}
+    [engine] = collect([url]).engines
+    assert (engine.kind, engine.version) == ("vllm", "0.32.0")
+    handler.answers = {}
+    with pytest.raises(SourceError, match="no engine answers there"):
+        collect([url])
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no such file"):
+        collect([str(tmp_path / "nothing")])
+    with pytest.raises(SourceError, match="no engine answers"):
+        collect(["http://127.0.0.1:1"])
+
+
+def test_two_engines_of_one_file_have_two_names(tmp_path: Path) -> None:
+    (tmp_path / "f.sh").write_text("sglang==1 --disaggregation-mode prefill\nsglang==1 --disaggregation-mode decode\n")
+    assert [engine.label for engine in collect([str(tmp_path)]).engines] == ["f.sh (prefill)", "f.sh (decode)"]
+
+
+def test_the_host(tmp_path: Path) -> None:
+    (tmp_path / "sys/kernel/yama").mkdir(parents=True)
+    (tmp_path / "sys/kernel/yama/ptrace_scope").write_text("1\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/status").write_text("Name:\tx\nCapEff:\t0000000000080000\n")
+    host = hosts.this_host(tmp_path, search=str(tmp_path))
+    assert (host.ptrace_scope, host.cap_sys_ptrace, host.pyspy) == (1, True, "")
+    assert hosts.this_host().pyspy
