@@ -81,7 +81,7 @@ def odd_one(group: Group, how: str) -> str:
     elif how == "rows":
         group.gather(torch.ones(3, 4) if odd else torch.ones(4, 3))
     elif how == "large":
-        group.all_reduce(torch.ones(3, 1 << 20) if odd else torch.ones(2, 1 << 20))
+        group.all_reduce(torch.ones(4, 1 << 20) if odd else torch.ones(3, 1 << 20))
     return "went on"
 
 

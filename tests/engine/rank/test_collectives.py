@@ -9,7 +9,7 @@ from closeranks.engine.rank.collectives import Solo, choose
 from tests.engine.rank import programs
 from tests.engine.rank.members import run_group
 
-KINDS = ["shm", "gloo"]
+KINDS = ["shm", pytest.param("gloo", marks=pytest.mark.slow)]
 
 
 def values(outcomes: list[Any]) -> list[Any]:
@@ -22,7 +22,7 @@ def values(outcomes: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sums_are_the_same_bits_everywhere_and_added_in_rank_order(kind: str, size: int, dtype: str) -> None:
     # The last shape is larger than a slot of shared memory and goes in pieces.
-    shapes = [(1, 576), (3, 5, 7), (1,), (64, 576), (1100, 1024)]
+    shapes = [(1, 576), (3, 5, 7), (1,), (64, 576), (2100, 1024), (100, 331)]
     found = values(run_group(programs.sums, size, kind, shapes=shapes, dtype=dtype))
     assert all(rank == found[0] for rank in found)
     for salt, shape in enumerate(shapes):
@@ -58,7 +58,7 @@ def test_ranks_that_disagree_all_fail_and_say_where(kind: str, how: str) -> None
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["stopped", "left"])
 def test_a_rank_that_is_not_there_is_a_fault_of_those_that_wait(kind: str, how: str) -> None:
-    outcomes = run_group(programs.missing, 3, kind, how=how, timeout_s=4, deadlines={"deadline_s": 1.0})
+    outcomes = run_group(programs.missing, 3, kind, how=how, timeout_s=2.5, deadlines={"deadline_s": 0.7})
     for outcome in outcomes[:2]:
         assert outcome.fault in ("CollectiveTimeout", "CollectiveBroken"), outcomes
         assert "all_reduce" in outcome.text
@@ -72,15 +72,18 @@ def test_a_killed_rank_is_named() -> None:
     assert "rank 1 did not advance" in outcomes[0].text
 
 
+@pytest.mark.slow
 def test_a_slow_rank_that_advances_is_waited_for() -> None:
     assert values(run_group(programs.slow, 2, "shm", seconds=2.5, deadlines={"deadline_s": 0.8})) == [2, 2]
 
 
+@pytest.mark.slow
 def test_waiting_costs_no_core() -> None:
     spent = values(run_group(programs.cpu_while_waiting, 2, "shm", seconds=1.5))
     assert spent[1] < 0.3
 
 
+@pytest.mark.slow
 def test_ranks_of_different_epochs_do_not_form_a_group() -> None:
     outcomes = run_group(
         programs.mixed, 2, "shm", rounds=1, epoch_by_rank=[1, 2], deadlines={"join_deadline_s": 2.0}, timeout_s=20

@@ -9,9 +9,9 @@ import pytest
 from closeranks.protocol import Check, Checked, Dropped, RoomId, Send, Sent
 from tests.engine.rank.peers import Host
 
-BACKENDS = ["shm", "nixl"]
+BACKENDS = ["shm", pytest.param("nixl", marks=pytest.mark.slow)]
 ROOM = RoomId(1, 1)
-SPLITS = [(1, 1), (1, 3), (2, 2), (3, 2), (2, 4)]
+SPLITS = [(1, 1), (3, 2), (2, 4)]
 ALL_SPLITS = [(a, b) for a in range(1, 5) for b in range(1, 5) if (a, b) not in SPLITS]
 
 
@@ -58,13 +58,13 @@ def test_shares_find_their_ranks_through_shared_memory(writers: int, targets: in
     whole_trip("shm", writers, targets, 5)
 
 
-@pytest.mark.parametrize(("writers", "targets"), [(1, 2), (3, 2)])
+@pytest.mark.parametrize(("writers", "targets"), [(1, 2)])
 def test_shares_find_their_ranks_through_nixl(writers: int, targets: int) -> None:
     whole_trip("nixl", writers, targets, 3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["shm", "nixl"])
 @pytest.mark.parametrize(("writers", "targets"), ALL_SPLITS)
 def test_shares_find_their_ranks_for_every_pair_of_sizes(backend: str, writers: int, targets: int) -> None:
     whole_trip(backend, writers, targets, 4)
@@ -115,6 +115,7 @@ def large(backend: str) -> Any:
     return Host(backend, 1, layers=8, shares=1, head_dim=64, page_size=512, pages=64)  # 2 MiB a page
 
 
+@pytest.mark.slow
 def test_a_write_to_a_stopped_peer_is_open_until_its_end_is_known() -> None:
     """Neither time nor a drop settles it: a late end, when it comes, is reported once, and only then the drop."""
     with large("nixl") as writer, large("nixl") as target:
@@ -132,6 +133,7 @@ def test_a_write_to_a_stopped_peer_is_open_until_its_end_is_known() -> None:
         writer.wait(Dropped)
 
 
+@pytest.mark.slow
 def test_a_write_whose_peer_dies_is_settled_with_an_error() -> None:
     with large("nixl") as writer, large("nixl") as target:
         target.step(meet=[writer.peer])
@@ -181,7 +183,8 @@ def test_a_check_that_does_not_cover_its_pages_is_a_fault() -> None:
             host.wait(Checked, 5)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["shm", "nixl"])
 def test_drills_stick_fail_write_late_and_corrupt(backend: str) -> None:
     faults = (
         "transfer.start:stick,transfer=1,seconds=1",

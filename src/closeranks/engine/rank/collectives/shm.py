@@ -26,7 +26,9 @@ HEAD_WORDS = 64
 _PUBLISHED, _PROGRESS, _MESSAGES, _MESSAGE_WORDS = 0, 1, 16, 8
 _HEAD = struct.Struct("@7q")
 _HEAD_OFFSETS = tuple((_MESSAGES + slot * _MESSAGE_WORDS) * 8 for slot in range(2))
-SLOT_BYTES = 4 << 20
+SLOT_BYTES = 8 << 20
+SPLIT_BYTES = 128 << 10
+"""From this size on, three or more ranks sum a part each."""
 SPIN_S = 40e-6
 _SLICE_S = 0.2
 
@@ -96,7 +98,20 @@ class Shm:
             piece = flat[start : start + count]
             slot, _ = self._exchange("all_reduce", t.dtype, piece, 1, t.nbytes)
             whole = self._slots[t.dtype]
-            reduce_into(piece, [whole[r, slot, :count] for r in range(self.size)])
+            if self.size > 2 and piece.nbytes >= SPLIT_BYTES:
+                self._reduce_split(piece, whole, slot, t.nbytes)
+            else:
+                reduce_into(piece, [whole[r, slot, :count] for r in range(self.size)])
+
+    def _reduce_split(self, piece: torch.Tensor, whole: torch.Tensor, slot: int, size: int) -> None:
+        """Each rank sums one part of what all have published and publishes that: fewer bytes for one more wait."""
+        cuts = [r * piece.numel() // self.size for r in range(self.size + 1)]
+        low, high = cuts[self.rank], cuts[self.rank + 1]
+        # The other slot is free: everybody published `slot` after having read what lay there.
+        reduce_into(whole[self.rank, 1 - slot, low:high], [whole[r, slot, low:high] for r in range(self.size)])
+        self._exchange("all_reduce", piece.dtype, None, 1, size)
+        for r in range(self.size):
+            piece[cuts[r] : cuts[r + 1]].copy_(whole[r, 1 - slot, cuts[r] : cuts[r + 1]])
 
     def broadcast(self, t: torch.Tensor) -> None:
         flat = t.view(-1)
@@ -115,13 +130,13 @@ class Shm:
         done = 0
         while not counts or done < max(counts):
             piece = flat[done : done + limit]
-            slot, heads = self._exchange("gather", t.dtype, piece, rows, flat.nbytes)
+            slot, heads = self._exchange("gather", t.dtype, piece if self.rank else None, rows, flat.nbytes)
             if not counts:
                 counts = [head[6] // t.element_size() for head in heads]
                 if self.rank == 0:
-                    parts = [torch.empty(count, dtype=t.dtype) for count in counts]
+                    parts = [flat, *(torch.empty(count, dtype=t.dtype) for count in counts[1:])]
             if self.rank == 0:
-                for r, part in enumerate(parts):
+                for r, part in enumerate(parts[1:], start=1):
                     here = max(0, min(limit, counts[r] - done))
                     part[done : done + here].copy_(self._slots[t.dtype][r, slot, :here])
             done += limit
