@@ -50,28 +50,30 @@ class Upstream:
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def write(data: bytes) -> None:
+            writer.write(data)
+            await writer.drain()
+
+        tasks: list[asyncio.Future[Any]] = []
         try:
             request = await read_request(reader)
             self.seen.append(request)
-
-            async def write(data: bytes) -> None:
-                writer.write(data)
-                await writer.drain()
-
             work = asyncio.ensure_future(self.script(request, write))
-            left = asyncio.ensure_future(reader.read(1))
-            await asyncio.wait([work, left], return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                self.gone += 1
-                self.left.set()
-                work.cancel()
-            left.cancel()
-            await asyncio.gather(work, left, return_exceptions=True)
+            tasks = [work, asyncio.ensure_future(reader.read(1))]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() or work.exception() is not None:
+                self._leaves()
         except (ConnectionError, asyncio.IncompleteReadError):
-            self.gone += 1
-            self.left.set()
+            self._leaves()
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             writer.close()
+
+    def _leaves(self) -> None:
+        self.gone += 1
+        self.left.set()
 
 
 async def read_request(reader: asyncio.StreamReader) -> Request:
