@@ -42,11 +42,12 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
     """Load, join, execute steps until the leader stops the epoch. Any exception is a fault of the rank."""
     import structlog
 
+    from . import checksum
     from .collectives import join
     from .loop import Loop
     from .planes import Pool
     from .runner import Runner
-    from .transfer import CHECKSUM, TransferThread, make
+    from .transfer import TransferThread, make
     from .weights import load
 
     log = structlog.get_logger().bind(engine=settings.engine, rank=settings.rank, epoch=settings.epoch)
@@ -93,7 +94,7 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
             dtype=loaded.dtype,
             page=layout.describe(settings.page_size),
             tokenizer=loaded.tokenizer,
-            checksum=CHECKSUM,
+            checksum=checksum.name(pool.device),
         ),
         memory=pool.memory(backend.name, backend.address),
         num_pages=num_pages,

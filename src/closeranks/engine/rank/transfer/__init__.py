@@ -10,10 +10,9 @@ from .faulty import FaultyBackend
 from .nixl import NixlBackend, available
 from .plan import PeerUnusable
 from .shm import ShmBackend
-from .worker import CHECKSUM, TransferThread
+from .worker import TransferThread
 
 __all__ = [
-    "CHECKSUM",
     "Backend",
     "FaultyBackend",
     "NixlBackend",

@@ -13,17 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-from xxhash import xxh3_64_intdigest as checksum
 
 from closeranks.faults import Injector
 from closeranks.protocol import Check, Checked, Dropped, FromRank, Peer, Send, Sent, Step
 
+from ..checksum import share_sum
 from ..planes import Pool
 from .base import Backend
 from .plan import PeerUnusable
 
-CHECKSUM = "xxh3_64"
-"""Name of the checksum of a share, for the fingerprint."""
 HASH_SLICE = 8 << 20
 """Bytes hashed in one go, about a millisecond."""
 _OPEN_S, _RECENT_S, _IDLE_S, _ALONE_S = 0.0003, 0.001, 0.005, 0.5
@@ -223,7 +221,7 @@ class TransferThread:
         return True
 
     def _sums(self, page: int) -> list[int]:
-        return [checksum(self._pool.share_view(page, index)) for index in range(len(self._pool.shares))]
+        return [share_sum(share) for share in self._pool.tensor[page]]
 
     def _advance_checking(self, checking: _Checking) -> bool:
         check = checking.check
