@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+import msgspec
 import structlog
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -15,7 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from closeranks.codec import Decoder
 from closeranks.gateway import admin, chat, completions, openai
+from closeranks.gateway.choice import Choice
+from closeranks.gateway.decoded import DecodedChoice
 from closeranks.gateway.errors import ApiError, Denied, Invalid, Slow, TooLarge, TooLong, Unknown
 from closeranks.gateway.model import Model
 from closeranks.gateway.reply import Format, Reply, Timing
@@ -103,12 +107,34 @@ async def _chat(gateway: Gateway, request: Request, rid: str) -> Response:
     model = gateway.admit(rid, asked.n or 1)
     name = _served(model, asked.model)
     tools = None if asked.tool_choice == "none" else asked.tools
+    dialect = gateway.settings.dialect
+    if asked.tool_choice not in (None, "none", "auto") and not gateway.settings.tool_call_parser:
+        said = "this tool_choice needs a service with --tool-call-parser"
+        raise Invalid(said, param="tool_choice", code="unsupported")
     prompt = chat.render(model, asked.messages, tools, asked.chat_template_kwargs, asked.reasoning_effort)
     tokens = await _encode(gateway, len(prompt.text), partial(model.encode_prompt, prompt), "messages")
     top = chat.top_logprobs(asked)
     format = chat.ChatFormat(rid, model, name, int(time.time()), top, _with_usage(asked), bool(asked.stream))
+
+    def make(reply: Reply, index: int, stop_ids: list[int]) -> Choice:
+        decoder = Decoder(
+            dialect,
+            prompt.thinking,
+            [msgspec.to_builtins(tool) for tool in tools or ()],
+            msgspec.to_builtins(asked.tool_choice or "auto"),
+            model.tokenizer,
+        )
+        single = asked.parallel_tool_calls is False
+        stops, cut_off = openai.stop_strings(asked), gateway.cut_off
+        return DecodedChoice(
+            index, reply, model.vocabulary, stops, stop_ids, cut_off, reply.with_ids, decoder, format.events, single
+        )
+
     limit = asked.max_completion_tokens or asked.max_tokens
-    return _generate(gateway, rid, asked, format, [tokens], limit, -1 if top is None else top, "/v1/chat/completions")
+    logprobs = -1 if top is None else top
+    return _generate(
+        gateway, rid, asked, format, [tokens], limit, logprobs, "/v1/chat/completions", make if dialect else None
+    )
 
 
 async def _completion(gateway: Gateway, request: Request, rid: str) -> Response:
@@ -146,8 +172,9 @@ def _generate(
     limit: int | None,
     logprobs: int,
     endpoint: str,
+    make: Callable[[Reply, int, list[int]], Choice] | None = None,
 ) -> Response:
-    """Check lengths, start every choice, and answer with their reply."""
+    """Check lengths, start every choice, and answer with their reply. `make`: choices that are not plain text."""
     n = asked.n or 1
     model = gateway.admit(rid, n * len(prompts))  # again: tokenizing took time
     lengths = [_room(gateway, len(prompt), limit) for prompt in prompts]
@@ -172,7 +199,12 @@ def _generate(
     for index in range(n * len(prompts)):
         at, nth = divmod(index, n)
         sampling = openai.sampling(asked, seed, logprobs, nth)
-        gateway.submit(reply, index, prompts[at], lengths[at], sampling, stops, stop_ids, skip)
+        if make is not None:
+            choice = make(reply, index, stop_ids)
+        else:
+            vocabulary, cut_off = model.vocabulary, gateway.cut_off
+            choice = Choice(index, reply, vocabulary, stops, stop_ids, cut_off, skip, reply.with_ids)
+        gateway.submit(reply, choice, prompts[at], lengths[at], sampling, stop_ids)
     return ReplyResponse(reply, gateway.clock, lambda status: gateway.close(reply, endpoint, status))
 
 

@@ -1,9 +1,11 @@
 """`/v1/chat/completions`: a conversation to a prompt, and how its answers look."""
 
+import secrets
 from typing import Any
 
 import msgspec
 
+from closeranks.codec import Content, Event, Reasoning, ToolCallArguments, ToolCallStart, assemble
 from closeranks.codec.encoder import EncodeError, Prompt
 from closeranks.gateway.choice import Choice, Entry
 from closeranks.gateway.errors import Invalid
@@ -25,7 +27,7 @@ def render(
     messages = [_for_template(message) for message in given]
     declared = [msgspec.to_builtins(tool, str_keys=True) for tool in tools or ()]
     variables = dict(variables or {})
-    thinking = bool(variables.get("enable_thinking", variables.get("thinking", False)))
+    thinking = bool(variables.get("enable_thinking", variables.get("thinking", effort not in (None, "none"))))
     own = {"messages", "tools", "thinking", "reasoning_effort"}
     extra = {name: value for name, value in variables.items() if name not in own}
     try:
@@ -63,6 +65,7 @@ class ChatFormat:
         self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
         self._texts: dict[int, list[str]] = {}
         self._entries: dict[int, list[Entry]] = {}
+        self._events: dict[int, list[Event]] = {}
 
     def start(self, choice: Choice) -> bytes:
         return self._event(choice.index, b'{"role":"assistant","content":""}')
@@ -74,6 +77,22 @@ class ChatFormat:
             return b""
         logprobs = b"null" if self._top is None else json(self._logprobs(entries))
         return self._event(choice.index, b'{"content":' + json(text) + b"}", logprobs)
+
+    def events(self, choice: Choice, events: list[Event], entries: list[Entry]) -> bytes:
+        """What a decoder made of the tokens. Log-probabilities go with the first event."""
+        if not self._streams:
+            self._events.setdefault(choice.index, []).extend(events)
+            self._entries.setdefault(choice.index, []).extend(entries)
+            return b""
+        logprobs = b"null" if self._top is None else json(self._logprobs(entries))
+        shown = []
+        for delta in map(_delta, events):
+            if delta:
+                shown.append(self._event(choice.index, json(delta), logprobs))
+                logprobs = b"null"
+        if entries and not shown and self._top is not None:
+            shown.append(self._event(choice.index, b'{"content":""}', logprobs))
+        return b"".join(shown)
 
     def finish(self, choice: Choice) -> bytes:
         reason = json(choice.finish_reason)
@@ -89,7 +108,7 @@ class ChatFormat:
         shown = [
             {
                 "index": choice.index,
-                "message": {"role": "assistant", "content": "".join(self._texts.get(choice.index, ()))},
+                "message": self._message(choice),
                 "logprobs": None if self._top is None else self._logprobs(self._entries.get(choice.index, [])),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.matched,
@@ -99,6 +118,22 @@ class ChatFormat:
         ]
         body = {"id": self._id, "object": "chat.completion", "created": self._created, "model": self._name}
         return json({**body, "choices": shown, "usage": usage})
+
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        events = self._events.get(choice.index)
+        if events is None:
+            return {"role": "assistant", "content": "".join(self._texts.get(choice.index, ()))}
+        turn = assemble(events)
+        content = turn.content or (None if turn.tool_calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if turn.reasoning:
+            message["reasoning_content"] = turn.reasoning
+        if turn.tool_calls:
+            message["tool_calls"] = [
+                {"id": _call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in turn.tool_calls
+            ]
+        return message
 
     def _event(
         self, index: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null", more: bytes = b""
@@ -120,6 +155,25 @@ class ChatFormat:
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         piece = self._vocabulary.bytes_of(token)
         return {"token": piece.decode(errors="replace"), "logprob": max(logprob, -9999.0), "bytes": list(piece)}
+
+
+def _delta(event: Event) -> dict[str, Any]:
+    """An event as a chunk's `delta`; empty for those that clients are not told."""
+    match event:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case ToolCallStart(index, name):
+            call = {"index": index, "id": _call_id(), "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case ToolCallArguments(index, piece):
+            return {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+    return {}
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
 
 
 def top_logprobs(request: ChatRequest) -> int | None:

@@ -23,6 +23,9 @@ class Listener(Protocol):
     def on_text(self, choice: "Choice", text: str, entries: list[Entry]) -> None:
         """Text to be shown, in order; either may be empty."""
 
+    def on_bytes(self, choice: "Choice", data: bytes) -> None:
+        """The same, already written as the client gets it (empty: it is kept for the whole answer)."""
+
     def on_finish(self, choice: "Choice", end: End) -> None:
         """The choice has ended; nothing follows."""
 
@@ -86,9 +89,7 @@ class Choice:
     def on_tokens(self, tokens: list[int], logprobs: list[TopLogprobs]) -> None:
         if self.finish_reason is not None:
             return
-        self.output_tokens += len(tokens)
-        if self.token_ids is not None:
-            self.token_ids += tokens
+        self._count(tokens)
         feed = self._detokenizer.feed
         text = ""
         for i, token in enumerate(tokens):
@@ -125,6 +126,11 @@ class Choice:
                     text += self._stops.close()
             self._release(text, last=True)
         self._finish(end)
+
+    def _count(self, tokens: list[int]) -> None:
+        self.output_tokens += len(tokens)
+        if self.token_ids is not None:
+            self.token_ids += tokens
 
     def _release(self, text: str, last: bool = False) -> None:
         self.released += len(text)

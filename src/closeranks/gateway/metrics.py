@@ -31,6 +31,7 @@ class Metrics:
         common = {"registry": self._registry, "namespace": "closeranks"}
         self.http = Counter("requests", "Requests answered", ["endpoint", "status"], **common)  # type: ignore[arg-type]
         self.prompt_tokens = Counter("prompt_tokens", "Prompt tokens of requests", **common)  # type: ignore[arg-type]
+        self.discarded = Counter("discarded_characters", "Markup kept from clients", ["reason"], **common)  # type: ignore[arg-type]
         self.disconnects = Counter("client_disconnects", "Clients that left early", **common)  # type: ignore[arg-type]
         self.first = Histogram(
             "time_to_first_token_seconds",

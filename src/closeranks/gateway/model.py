@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from closeranks.codec.encoder import EncodeError, Encoder, Prompt, PromptTokenizer
+from closeranks.codec.encoder import EncodeError, Encoder, Prompt, PromptTokenizer, encoder_for
 from closeranks.codec.template import TemplateEncoder
 from closeranks.gateway.detokenize import Vocabulary
 
@@ -41,8 +41,8 @@ class Model:
         return self.prompt_tokenizer.ids(prompt)
 
 
-def load(folder: str | Path, name: str = "", chat_template: str = "") -> Model:
-    """Read a model folder. Raises ModelError."""
+def load(folder: str | Path, name: str = "", chat_template: str = "", dialect: str = "") -> Model:
+    """Read a model folder. `dialect`: how prompts are written where there is no chat template. Raises ModelError."""
     folder = Path(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -67,7 +67,7 @@ def load(folder: str | Path, name: str = "", chat_template: str = "") -> Model:
         tokenizer=tokenizer,
         vocabulary=vocabulary,
         prompt_tokenizer=prompt_tokenizer,
-        encoder=_encoder(folder, tokenizer_config, chat_template, prompt_tokenizer.added_tokens),
+        encoder=_encoder(folder, tokenizer_config, chat_template, prompt_tokenizer.added_tokens, dialect),
         vocab_size=int(config.get("vocab_size") or len(vocabulary)),
         context_length=int(config.get("max_position_embeddings") or 0),
         stop_ids=_stop_ids(tokenizer, config, generation, tokenizer_config),
@@ -86,7 +86,7 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _encoder(folder: Path, config: dict[str, Any], chosen: str, added: frozenset[str]) -> Encoder | None:
+def _encoder(folder: Path, config: dict[str, Any], chosen: str, added: frozenset[str], dialect: str) -> Encoder | None:
     path = Path(chosen) if chosen else folder / "chat_template.jinja"
     source: Any
     if chosen or path.is_file():
@@ -99,7 +99,10 @@ def _encoder(folder: Path, config: dict[str, Any], chosen: str, added: frozenset
         if isinstance(source, list):  # several by name
             source = {t.get("name"): t.get("template") for t in source}.get("default")
     if not isinstance(source, str):
-        return None
+        try:
+            return encoder_for(dialect) if dialect in ("v32", "v4", "v41") else None
+        except EncodeError as error:
+            raise ModelError(str(error)) from error
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: text for name in names if (text := _text(config, name))}
     try:

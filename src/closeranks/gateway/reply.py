@@ -26,7 +26,7 @@ class Format(Protocol):
         """The event before a choice's first text."""
 
     def text(self, choice: Choice, text: str, entries: list[Entry]) -> bytes:
-        """Events with text, reasoning or tool calls; may be empty."""
+        """The event with a piece of text; empty where the answer is not streamed."""
 
     def finish(self, choice: Choice) -> bytes:
         """The events that end a choice."""
@@ -79,14 +79,16 @@ class Reply:
         self._open += 1
 
     def on_text(self, choice: Choice, text: str, entries: list[Entry]) -> None:
+        self.on_bytes(choice, self.format.text(choice, text, entries))
+
+    def on_bytes(self, choice: Choice, data: bytes) -> None:
         now = self.clock()
         self.timing.first = self.timing.first or now
         self.timing.last = now
-        events = self.format.text(choice, text, entries)
-        if self.streams and events:
+        if self.streams and data:
             if choice.index not in self._started:
                 self._start(choice)
-            self.ready.append(events)
+            self.ready.append(data)
             self.wake.set()
 
     def on_finish(self, choice: Choice, end: End) -> None:

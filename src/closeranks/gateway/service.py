@@ -11,6 +11,7 @@ import zmq
 
 from closeranks.gateway import engines, model
 from closeranks.gateway.choice import Choice
+from closeranks.gateway.decoded import DecodedChoice
 from closeranks.gateway.errors import Busy, Conflict, Unavailable
 from closeranks.gateway.metrics import Metrics
 from closeranks.gateway.reply import Reply
@@ -107,24 +108,19 @@ class Gateway:
     def submit(
         self,
         reply: Reply,
-        index: int,
+        choice: Choice,
         tokens: Sequence[int],
         max_new_tokens: int,
         sampling: Sampling,
-        stops: list[str],
         stop_ids: list[int],
-        skip_special: bool,
     ) -> None:
         """Start one choice of an open reply."""
-        assert self.model is not None
-        vocabulary = self.model.vocabulary
-        choice = Choice(index, reply, vocabulary, stops, stop_ids, self._cut_off, skip_special, reply.with_ids)
         choice.request_id = secrets.randbits(63)
         reply.add(choice)
         now = self.clock()
         request = Request(
             id=choice.request_id,
-            rid=reply.rid if index == 0 else f"{reply.rid}-{index}",
+            rid=reply.rid if choice.index == 0 else f"{reply.rid}-{choice.index}",
             tokens=list(tokens),
             prompt_length=len(tokens),
             max_new_tokens=max_new_tokens,
@@ -145,6 +141,10 @@ class Gateway:
         if self.draining and not self.replies:
             self._idle.set()
         now = self.clock()
+        for choice in reply.choices:
+            if isinstance(choice, DecodedChoice):
+                for reason, characters in choice.discarded.items():
+                    self.metrics.discarded.labels(reason).inc(characters)
         timing = reply.timing
         if reply.gone:
             self.metrics.disconnects.inc()
@@ -200,7 +200,8 @@ class Gateway:
 
     # ---- inside
 
-    def _cut_off(self, request_id: int) -> None:
+    def cut_off(self, request_id: int) -> None:
+        """A choice has all that it needs (a stop string, its one call)."""
         self.requests.abort(request_id, "stop")
 
     def _flush(self) -> None:
@@ -213,7 +214,8 @@ class Gateway:
     def _load_model(self) -> None:
         settings = self.settings
         try:
-            self.model = model.load(settings.model_dir, settings.served_model_name, settings.chat_template)
+            name, template = settings.served_model_name, settings.chat_template
+            self.model = model.load(settings.model_dir, name, template, settings.dialect)
             self.model_error = ""
         except model.ModelError as error:
             if str(error) != self.model_error:

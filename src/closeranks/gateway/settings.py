@@ -5,6 +5,19 @@ from typing import Annotated, Literal
 
 import msgspec
 
+PARSERS = {
+    "deepseek_v32": "v32",
+    "deepseekv32": "v32",
+    "deepseek_v4": "v4",
+    "deepseekv4": "v4",
+    "deepseek_v41": "v41",
+    "deepseekv41": "v41",
+    "hermes": "hermes",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+}
+"""Names of `--tool-call-parser` and `--reasoning-parser` (those of SGLang and vLLM where they have one) -> dialect."""
+
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -37,9 +50,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     chat_template: str = ""
     """File of a Jinja chat template to use in place of the model's own."""
     tool_call_parser: str = ""
-    """Dialect in which the model writes tool calls, e.g. `deepseek_v4`; empty: tool calls stay text."""
+    """How the model writes tool calls: `deepseek_v32`, `deepseek_v4`, `deepseek_v41`, `hermes`; empty: as text."""
     reasoning_parser: str = ""
-    """Dialect in which the model writes its reasoning; empty: reasoning stays text."""
+    """The same for its reasoning (named alone, tool-call markup is kept out of the text too); empty: it stays text."""
 
     max_open_requests: Count = 512
     """Requests open at once (each choice of `n` counts); beyond it 429 with Retry-After."""
@@ -77,9 +90,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ValueError("prefill and decode endpoints go together: give both, or only `both`")
         if not self.prefill and not self.both:
             raise ValueError("no engine: give prefill and decode endpoints, or `both`")
+        for parser in (self.tool_call_parser, self.reasoning_parser):
+            if parser and parser not in PARSERS:
+                raise ValueError(f"unknown parser {parser!r}; known are {', '.join(PARSERS)}")
+        if len({PARSERS[p] for p in (self.tool_call_parser, self.reasoning_parser) if p}) > 1:
+            raise ValueError("tool_call_parser and reasoning_parser name different dialects")
         endpoints = [*self.prefill, *self.decode, *self.both]
         if len(set(endpoints)) < len(endpoints):
             raise ValueError("an endpoint is given twice")
+
+    @property
+    def dialect(self) -> str:
+        """The codec's name of what the model writes; empty: its text is passed on as it is."""
+        return PARSERS.get(self.tool_call_parser or self.reasoning_parser, "")
 
 
 def read(path: str | Path) -> Settings:
