@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -51,6 +52,8 @@ def _host(
             source = random.Random(arguments[0])
             for pool in pools:
                 pool.bytes[:] = source.randbytes(pool.nbytes)
+        elif what == "cut":
+            say("bytes", cut_connections())
         elif what == "exit":
             for thread in threads:
                 thread.stop()
@@ -62,6 +65,21 @@ def _host(
             if what == "poke":
                 view[len(view) // 2] ^= 1
             say("bytes", bytes(view))
+
+
+def cut_connections() -> int:
+    """Shut every TCP connection of this process; how many there were."""
+    cut = 0
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            with socket.socket(fileno=os.dup(fd)) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    connection.getpeername()
+                    connection.shutdown(socket.SHUT_RDWR)
+                    cut += 1
+        except OSError:
+            continue  # no socket, or not connected
+    return cut
 
 
 class Host:
@@ -109,6 +127,11 @@ class Host:
     def poke(self, page: int, share: int) -> None:
         self.pipe.send(("poke", page, share))
         self._answer("bytes")
+
+    def cut(self) -> int:
+        """Break all TCP connections of the process; how many there were."""
+        self.pipe.send(("cut",))
+        return self._answer("bytes")
 
     def hear(self, timeout_s: float) -> bool:
         """Take one message; False if there is none in time. A fault of a transfer thread fails the test."""

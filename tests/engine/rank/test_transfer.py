@@ -73,7 +73,7 @@ def test_shares_find_their_ranks_for_every_pair_of_sizes(backend: str, writers: 
 def expect_error(writer: Host, send: Send) -> str:
     writer.step(sends=[send])
     (sent,) = writer.wait(Sent)
-    assert sent.sums == []
+    assert not (sent.error and sent.sums)
     return sent.error
 
 
@@ -109,6 +109,29 @@ def test_a_peer_that_has_ended_is_an_error_and_no_fault(backend: str) -> None:
         writer.wait(Dropped)
         writer.step(meet=[peer])
         assert expect_error(writer, Send(3, ROOM, peer.instance, [(0, 0)]))
+
+
+@pytest.mark.slow
+def test_a_broken_connection_is_mended_for_the_transfers_that_follow() -> None:
+    """A failure is an error of what was under way; the peer, alive, is no leper after it."""
+    with Host("nixl", 1) as writer, Host("nixl", 1) as target:
+        writer.fill(1)
+        target.step(meet=[writer.peer])
+        hand_over(writer, target, [(1, 1)])
+        assert writer.cut() > 0
+        errors = [expect_error(writer, Send(n, ROOM, target.instance, [(2, 2)])) for n in range(2, 6)]
+        assert errors[-1] == "", errors
+        assert target.read(2, 0) == writer.read(2, 0)
+        assert target.cut() > 0
+        errors = [expect_error(writer, Send(n, ROOM, target.instance, [(3, 3)])) for n in range(6, 10)]
+        assert errors[-1] == "", errors
+        assert target.read(3, 0) == writer.read(3, 0)
+
+
+def test_a_send_of_nothing_is_answered() -> None:
+    with Host("shm", 2) as writer, Host("shm", 1) as target:
+        writer.step(meet=[target.peer], sends=[Send(1, ROOM, target.instance, [])])
+        assert [(s.error, s.sums) for s in writer.wait(Sent)] == [("", [])] * 2
 
 
 def large(backend: str) -> Any:

@@ -27,6 +27,7 @@ def set_up(settings: Settings) -> None:
         SystemExit: the parent is gone already.
     """
     die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; who ends ranks is the leader
     setproctitle.setproctitle(f"closeranks::rank {settings.engine} TP{settings.rank}")
     sys.setswitchinterval(0.001)  # the step loop wants the interpreter back soon after a collective
     stacks_on_signal(Path(settings.run_dir) / settings.engine / str(settings.epoch) / f"rank{settings.rank}.stacks")

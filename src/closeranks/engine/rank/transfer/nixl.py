@@ -106,6 +106,8 @@ class NixlBackend:
         self.address: bytes = msgspec.msgpack.encode(Address(agent, metadata, pool.base, self._device))
         self._peers: dict[int, tuple[Peer, list[_Target]]] = {}
         self._unsettled: Counter[int] = Counter()
+        self._broken: dict[int, str] = {}
+        """Instances to which a request failed: UCX never mends an endpoint, only a reloaded agent gets a new one."""
 
     def meet(self, peer: Peer) -> None:
         known = self._peers.get(peer.instance)
@@ -128,6 +130,8 @@ class NixlBackend:
     def start(self, send: Send) -> Write:
         if send.peer not in self._peers:
             raise PeerUnusable(f"peer instance {send.peer:x} is not known")
+        if send.peer in self._broken:
+            self._reconnect(send.peer)
         plans = [
             (target, pieces(target.route, self._pool.page_bytes, send.pages)) for target in self._peers[send.peer][1]
         ]
@@ -153,14 +157,28 @@ class NixlBackend:
                     target.address.agent,
                 )
             except self._refused as error:
-                write.errors.append(f"rank {target.route.memory.rank}: {error!r}")
+                self._fail(write, f"rank {target.route.memory.rank}: {error!r}")
                 continue
             write.requests.append(request)
             try:
                 agent.transfer(request)
             except self._failed as error:
-                write.errors.append(f"rank {target.route.memory.rank}: {error!r}")
+                self._fail(write, f"rank {target.route.memory.rank}: {error!r}")
         return write
+
+    def _fail(self, write: Write, problem: str) -> None:
+        write.errors.append(problem)
+        self._broken[write.instance] = problem
+
+    def _reconnect(self, instance: int) -> None:
+        """Load a peer's agents anew after a failure, once nothing to it is open."""
+        if self._unsettled[instance] > 0:
+            raise PeerUnusable(f"the connection failed ({self._broken[instance]}) and is not mended yet")
+        peer, targets = self._peers.pop(instance)
+        del self._broken[instance]
+        for target in targets:
+            self._agent.remove_remote_agent(target.address.agent)
+        self.meet(peer)
 
     def poll(self, write: Write) -> str | None:
         left: list[Any] = []
@@ -169,12 +187,12 @@ class NixlBackend:
                 state = self._agent.check_xfer_state(request)
             except self._failed as error:
                 state = "ERR"
-                write.errors.append(repr(error))
+                self._fail(write, repr(error))
             if state == "PROC":
                 left.append(request)
                 continue
             if state == "ERR" and not write.errors:
-                write.errors.append("NIXL reported an error")
+                self._fail(write, "NIXL reported an error")
             self._agent.release_xfer_handle(request)
         write.requests = left
         if left:
@@ -186,6 +204,7 @@ class NixlBackend:
         if self._unsettled[instance] > 0:
             return False
         del self._unsettled[instance]
+        self._broken.pop(instance, None)
         known = self._peers.pop(instance, None)
         for target in known[1] if known else ():
             self._agent.remove_remote_agent(target.address.agent)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
+import torch
 
 from closeranks.faults import Injector
 from closeranks.protocol import Check, Checked, Dropped, FromRank, Peer, Send, Sent, Step
@@ -27,6 +28,9 @@ HASH_SLICE = 8 << 20
 _OPEN_S, _RECENT_S, _IDLE_S, _ALONE_S = 0.0003, 0.001, 0.005, 0.5
 """How long the thread waits for new work: with open writes, after bytes moved lately, with peers, without peers."""
 _LATELY_S = 2.0
+
+Work = Peer | Send | Check | int | torch.cuda.Event
+"""What the step loop hands over; a number is a peer instance to drop, an event is waited for before what follows."""
 
 
 @dataclass
@@ -70,7 +74,7 @@ class TransferThread:
         self._fault = fault
         self._stuck_s = stuck_s
         self._injector = injector
-        self._work: queue.SimpleQueue[Peer | Send | Check | int | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._unusable: dict[int, str] = {}
         self._peers: dict[int, str] = {}
         self._sending: list[_Sending] = []
@@ -92,6 +96,8 @@ class TransferThread:
 
     def submit(self, step: Step) -> None:
         """Take a step's sends, checks and drops, after its forward pass. Returns at once."""
+        if step.sends and (mark := self._pool.mark()) is not None:
+            self._work.put(mark)
         for send in step.sends:
             self._work.put(send)
         for check in step.checks:
@@ -133,7 +139,7 @@ class TransferThread:
             return _ALONE_S
         return 0.0 if self._busy else _RECENT_S if time.monotonic() - self._moved < _LATELY_S else _IDLE_S
 
-    def _accept(self, work: Peer | Send | Check | int) -> None:
+    def _accept(self, work: Work) -> None:
         now = time.monotonic()
         if isinstance(work, Peer):
             self._meet(work)
@@ -150,8 +156,10 @@ class TransferThread:
                 self._pool.share_view(work.pages[0], 0)[0] ^= 1
             self._checking.append(_Checking(work))
             self._moved = now
-        else:
+        elif isinstance(work, int):
             self._dropping.append(work)
+        else:
+            work.synchronize()
 
     def _meet(self, peer: Peer) -> None:
         self._unusable.pop(peer.instance, None)
@@ -168,12 +176,12 @@ class TransferThread:
         problem = self._unusable.get(send.peer, "")
         if send.peer in self._dropping:
             problem = f"peer instance {send.peer:x} is being dropped"
-        if not problem:
+        if not problem and send.pages:
             try:
                 self._sending.append(_Sending(send, self._backend.start(send), now))
             except PeerUnusable as error:
                 problem = str(error)
-        if problem:
+        if problem or not send.pages:
             self._notify(Sent(self._epoch, self._pool.rank, send.transfer, problem, []))
 
     def _advance(self) -> None:
