@@ -82,15 +82,17 @@ class CpuKernels(PackedKernels):
         counts = np.diff(batch.offsets)
         singles = np.flatnonzero(counts == 1).astype(np.int32)
         lengths = batch.starts[singles] + 1
-        work = np.cumsum(np.repeat(lengths.astype(np.int64) + 16, heads))
-        whole = int(work[-1]) if len(work) else 0
+        longest = int(lengths.max(initial=0))
+        # A page is read once for the heads of a unit; few rows give every thread something to do by smaller units.
+        together = heads // kv if len(singles) * kv >= 2 * self.threads else 1
+        work = np.cumsum(np.repeat(lengths.astype(np.int64) + 16, heads // together))
+        whole = int(work[-1]) * together if len(work) else 0
         share = whole * dim > SHARED // 4 or qkv.numel() > SHARED
         members = self.threads if share else 1
-        cuts = [int(np.searchsorted(work, whole * i / members, side="left")) for i in range(members)]
+        cuts = [int(np.searchsorted(work, int(work[-1]) * i / members)) if len(work) else 0 for i in range(members)]
         bounds = np.asarray([*cuts, len(work)], np.int32)
-        longest = int(lengths.max(initial=0))
-        if self.scratch.shape[-1] < longest or len(self.scratch) != self.threads:
-            self.scratch = torch.empty(self.threads, 2 * longest + 64)
+        if self.scratch.numel() < self.threads * together * longest:
+            self.scratch = torch.empty(self.threads * together * (2 * longest + 64))
         table = np.ascontiguousarray(batch.table)
         values = dict(
             threads=0, qkv=0, tokens=len(qkv), heads=heads, kv=kv, dim=dim,
@@ -101,7 +103,8 @@ class CpuKernels(PackedKernels):
             table=table.ctypes.data, table_rows=table.shape[0], table_width=table.shape[1],
             singles=singles.ctypes.data, singles_count=len(singles),
             starts=batch.starts.ctypes.data, offsets=batch.offsets.ctypes.data, out=0,
-            scratch=self.scratch.data_ptr(), scratch_width=self.scratch.shape[1], bounds=bounds.ctypes.data,
+            scratch=self.scratch.data_ptr(), scratch_width=self.scratch.numel() // (self.threads * together),
+            bounds=bounds.ctypes.data, together=together,
         )  # fmt: skip
         where["args"] = np.asarray([values[name] for name in jobs.ATTEND], np.int64)
         where["share"] = share

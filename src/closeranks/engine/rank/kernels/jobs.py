@@ -15,19 +15,29 @@ F32 = np.float32
 I32 = np.int32
 
 
-ATTEND = ["threads", "qkv", "tokens", "heads", "kv", "dim", "cos", "sin", "pages", "places", "pool", "pool_size", "page_stride", "share_stride", "k_offset", "v_offset", "page_size", "table", "table_rows", "table_width", "singles", "singles_count", "starts", "offsets", "out", "scratch", "scratch_width", "bounds"]
+def named(text: str) -> tuple[str, ...]:
+    """The arguments of a job, in order."""
+    return tuple(text.split())
+
+
+ATTEND = named(
+    "threads qkv tokens heads kv dim cos sin pages places pool pool_size page_stride share_stride k_offset v_offset "
+    "page_size table table_rows table_width singles singles_count starts offsets out scratch scratch_width bounds "
+    "together"
+)
 """`attend`: qkv [tokens, heads + 2 kv, dim]; cos, sin [tokens, dim / 2]; pages, places [tokens] int32; table
 [table_rows, table_width] int32; singles [singles_count] int32: the rows of one token, for which attention is computed;
-starts, offsets: see `Batch`; out [tokens, heads, dim]; scratch [threads, scratch_width]; bounds [threads + 1] int32:
-the units (single, head), head fastest, of each thread."""
+starts, offsets: see `Batch`; out [tokens, heads, dim]; scratch [threads, together, scratch_width]; bounds
+[threads + 1] int32: each thread's units; a unit is `together` query heads (of one KV head) of a single, heads
+fastest."""
 
-GATHER = ["threads", "pool", "pool_size", "page_stride", "share_stride", "k_offset", "v_offset", "page_size", "kv", "dim", "row", "width", "out"]
+GATHER = named("threads pool pool_size page_stride share_stride k_offset v_offset page_size kv dim row width out")
 """`gather`: row [width] int32 page numbers; out [2, kv, width * page_size, dim]."""
 
-NORM = ["threads", "x", "delta", "weight", "eps", "out", "rows", "hidden"]
+NORM = named("threads x delta weight eps out rows hidden")
 """`norm`: x, delta, out [rows, hidden]; delta 0: none; eps: address of a float32."""
 
-SILU = ["threads", "gate_up", "out", "rows", "width"]
+SILU = named("threads gate_up out rows width")
 """`silu_mul`: gate_up [rows, 2 width], out [rows, width]."""
 
 
@@ -59,80 +69,96 @@ def rotate(x: Any, cos: Any, sin: Any, out: Any) -> None:
 
 
 @njit(cache=True, fastmath=FAST, error_model="numpy")  # type: ignore[untyped-decorator]
-def one_head(
+def some_heads(
     q: Any, pool: Any, base: Any, page_stride: Any, k_offset: Any, v_offset: Any, page_size: Any, pages: Any, n: Any,
     scores: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Attention of one query head over the first `n` positions of a page table; `scores` [>= n] is scratch."""
-    dim = q.shape[0]
+    """Attention of query heads q [h, dim] of one KV head over the first `n` positions of a page table, into out
+    [h, dim]; scores [h, >= n] is scratch. A page is read once for all heads."""
+    heads, dim = q.shape
     scale = F32(1.0) / np.sqrt(F32(dim))
-    most = F32(-np.inf)
-    for p in range((n + page_size - 1) // page_size):
+    last = (n + page_size - 1) // page_size
+    for p in range(last):
         at = pages[p] * page_stride + base + k_offset
         first = p * page_size
         count = min(page_size, n - first)
-        j = 0
-        while j + 4 <= count:
-            k0 = pool[at + j * dim : at + (j + 1) * dim]
-            k1 = pool[at + (j + 1) * dim : at + (j + 2) * dim]
-            k2 = pool[at + (j + 2) * dim : at + (j + 3) * dim]
-            k3 = pool[at + (j + 3) * dim : at + (j + 4) * dim]
-            s0 = s1 = s2 = s3 = F32(0.0)
-            for d in range(dim):
-                x = q[d]
-                s0 += x * k0[d]
-                s1 += x * k1[d]
-                s2 += x * k2[d]
-                s3 += x * k3[d]
-            scores[first + j] = s0 * scale
-            scores[first + j + 1] = s1 * scale
-            scores[first + j + 2] = s2 * scale
-            scores[first + j + 3] = s3 * scale
-            j += 4
-        while j < count:
-            k0 = pool[at + j * dim : at + (j + 1) * dim]
-            s0 = F32(0.0)
-            for d in range(dim):
-                s0 += q[d] * k0[d]
-            scores[first + j] = s0 * scale
-            j += 1
-    for i in range(n):
-        most = max(most, scores[i])
-    total = F32(0.0)
-    for i in range(n):
-        weight = exp(scores[i] - most)
-        scores[i] = weight
-        total += weight
-    for d in range(dim):
-        out[d] = F32(0.0)
-    for p in range((n + page_size - 1) // page_size):
+        for h in range(heads):
+            qh, sh = q[h], scores[h]
+            j = 0
+            while j + 4 <= count:
+                k0 = pool[at + j * dim : at + (j + 1) * dim]
+                k1 = pool[at + (j + 1) * dim : at + (j + 2) * dim]
+                k2 = pool[at + (j + 2) * dim : at + (j + 3) * dim]
+                k3 = pool[at + (j + 3) * dim : at + (j + 4) * dim]
+                s0 = s1 = s2 = s3 = F32(0.0)
+                for d in range(dim):
+                    x = qh[d]
+                    s0 += x * k0[d]
+                    s1 += x * k1[d]
+                    s2 += x * k2[d]
+                    s3 += x * k3[d]
+                sh[first + j] = s0 * scale
+                sh[first + j + 1] = s1 * scale
+                sh[first + j + 2] = s2 * scale
+                sh[first + j + 3] = s3 * scale
+                j += 4
+            while j < count:
+                k0 = pool[at + j * dim : at + (j + 1) * dim]
+                s0 = F32(0.0)
+                for d in range(dim):
+                    s0 += qh[d] * k0[d]
+                sh[first + j] = s0 * scale
+                j += 1
+    for h in range(heads):
+        sh, oh = scores[h], out[h]
+        most = F32(-np.inf)
+        for i in range(n):
+            most = max(most, sh[i])
+        total = F32(0.0)
+        for i in range(n):
+            weight = exp(sh[i] - most)
+            sh[i] = weight
+            total += weight
+        share = F32(1.0) / total
+        for i in range(n):
+            sh[i] *= share
+        for d in range(dim):
+            oh[d] = F32(0.0)
+    for p in range(last):
         at = pages[p] * page_stride + base + v_offset
         first = p * page_size
         count = min(page_size, n - first)
-        j = 0
-        while j + 4 <= count:
-            v0 = pool[at + j * dim : at + (j + 1) * dim]
-            v1 = pool[at + (j + 1) * dim : at + (j + 2) * dim]
-            v2 = pool[at + (j + 2) * dim : at + (j + 3) * dim]
-            v3 = pool[at + (j + 3) * dim : at + (j + 4) * dim]
-            w0, w1, w2, w3 = scores[first + j], scores[first + j + 1], scores[first + j + 2], scores[first + j + 3]
-            for d in range(dim):
-                out[d] += w0 * v0[d] + w1 * v1[d] + w2 * v2[d] + w3 * v3[d]
-            j += 4
-        while j < count:
-            v0 = pool[at + j * dim : at + (j + 1) * dim]
-            w0 = scores[first + j]
-            for d in range(dim):
-                out[d] += w0 * v0[d]
-            j += 1
-    share = F32(1.0) / total
-    for d in range(dim):
-        out[d] *= share
+        for h in range(heads):
+            sh, oh = scores[h], out[h]
+            j = 0
+            while j + 8 <= count:
+                v0 = pool[at + j * dim : at + (j + 1) * dim]
+                v1 = pool[at + (j + 1) * dim : at + (j + 2) * dim]
+                v2 = pool[at + (j + 2) * dim : at + (j + 3) * dim]
+                v3 = pool[at + (j + 3) * dim : at + (j + 4) * dim]
+                v4 = pool[at + (j + 4) * dim : at + (j + 5) * dim]
+                v5 = pool[at + (j + 5) * dim : at + (j + 6) * dim]
+                v6 = pool[at + (j + 6) * dim : at + (j + 7) * dim]
+                v7 = pool[at + (j + 7) * dim : at + (j + 8) * dim]
+                w0, w1, w2, w3 = sh[first + j], sh[first + j + 1], sh[first + j + 2], sh[first + j + 3]
+                w4, w5, w6, w7 = sh[first + j + 4], sh[first + j + 5], sh[first + j + 6], sh[first + j + 7]
+                for d in range(dim):
+                    oh[d] += (
+                        (w0 * v0[d] + w1 * v1[d] + w2 * v2[d] + w3 * v3[d])
+                        + (w4 * v4[d] + w5 * v5[d] + w6 * v6[d] + w7 * v7[d])
+                    )  # fmt: skip
+                j += 8
+            while j < count:
+                v0 = pool[at + j * dim : at + (j + 1) * dim]
+                w0 = sh[first + j]
+                for d in range(dim):
+                    oh[d] += w0 * v0[d]
+                j += 1
 
 
 def attend(address: int) -> None:
     """Rotate q in place, rotate k and store k and v in the pool, then attend for rows of one token."""
-    a = carray(pointer(address), (28,), np.int64)
+    a = carray(pointer(address), (29,), np.int64)
     threads, tokens, heads, kv, dim = a[0], a[2], a[3], a[4], a[5]
     qkv = carray(pointer(a[1]), (tokens, heads + 2 * kv, dim), F32)
     cos = carray(pointer(a[6]), (tokens, dim // 2), F32)
@@ -146,7 +172,8 @@ def attend(address: int) -> None:
     starts = carray(pointer(a[22]), (a[18],), I32)
     offsets = carray(pointer(a[23]), (a[18] + 1,), I32)
     out = carray(pointer(a[24]), (tokens, heads, dim), F32)
-    scratch = carray(pointer(a[25]), (threads, a[26]), F32)
+    together = a[28]
+    scratch = carray(pointer(a[25]), (threads, together, a[26]), F32)
     bounds = carray(pointer(a[27]), (threads + 1,), I32)
     me = np.int64(thread_num()) if threads > 1 else np.int64(0)
 
@@ -163,12 +190,13 @@ def attend(address: int) -> None:
     if threads > 1:
         barrier()
     group = heads // kv
+    units = heads // together
     for unit in range(bounds[me], bounds[me + 1]):
-        row, h = singles[unit // heads], unit % heads
+        row, h = singles[unit // units], (unit % units) * together
         t = offsets[row]
-        one_head(
-            qkv[t, h], pool, (h // group) * share_stride, page_stride, k_offset, v_offset, page_size, table[row],
-            starts[row] + 1, scratch[me], out[t, h],
+        some_heads(
+            qkv[t, h : h + together], pool, (h // group) * share_stride, page_stride, k_offset, v_offset, page_size,
+            table[row], starts[row] + 1, scratch[me], out[t, h : h + together],
         )  # fmt: skip
 
 
