@@ -59,7 +59,9 @@ class Shm:
         self.size = size
         self._epoch = epoch
         self._deadline_s = deadline_s
-        self._spin_s = spin_s if spin_s is not None else (SPIN_S if size <= (os.cpu_count() or 1) else SPIN_S / 4)
+        self._spin_s = (
+            spin_s if spin_s is not None else (SPIN_S if size <= len(os.sched_getaffinity(0)) else SPIN_S / 4)
+        )
         self._slot_bytes = slot_bytes
         self._map = mmap.mmap(fd, segment_bytes(size, slot_bytes))
         heads_bytes = size * HEAD_WORDS * 8

@@ -30,6 +30,7 @@ class FaultyBackend:
         self._inner = inner
         self._injector = injector
         self._late: list[Write] = []
+        self._stuck: list[Write] = []
 
     def meet(self, peer: Peer) -> None:
         self._inner.meet(peer)
@@ -38,7 +39,10 @@ class FaultyBackend:
         fault = self._injector.act("transfer.start", transfer=send.transfer, room=str(send.room))
         if fault is None:
             return Write(send, None, 0.0, self._inner.start(send))
-        return Write(send, fault, time.monotonic() + fault.seconds)
+        write = Write(send, fault, time.monotonic() + fault.seconds)
+        if fault.action == "stick":
+            self._stuck.append(write)
+        return write
 
     def poll(self, write: Write) -> str | None:
         if write.fault is not None and write.inner is None:
@@ -49,6 +53,7 @@ class FaultyBackend:
                 return f"injected: {write.fault.spec}"
             if time.monotonic() < write.until:
                 return None
+            self._stuck = [other for other in self._stuck if other is not write]
             try:
                 write.inner = self._inner.start(write.send)
             except PeerUnusable as error:
@@ -56,6 +61,8 @@ class FaultyBackend:
         return self._inner.poll(write.inner)
 
     def drop(self, instance: int) -> bool:
+        if any(write.send.peer == instance for write in self._stuck):
+            return False  # as with a real one: nobody can say that it will not go on
         return self._inner.drop(instance)
 
     def progress(self) -> bool:
