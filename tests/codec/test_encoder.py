@@ -152,7 +152,7 @@ def test_v32_writes_the_published_format() -> None:
         {"role": "tool", "content": "r2"},
     ]
     text = encoder_for("v32").encode(messages, TOOLS, thinking=True).text
-    assert text.startswith("<｜begin▁of▁sentence｜>S\n\n## Tools\nYou have access")
+    assert text.startswith("<｜begin▁of▁sentence｜>S\n\n## Tools\n\nYou have access")
     invoke = (
         '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" string="true">x y</｜DSML｜parameter>\n'
         '<｜DSML｜parameter name="n" string="false">[1, {"b": true}]</｜DSML｜parameter>\n</｜DSML｜invoke>'
@@ -162,6 +162,23 @@ def test_v32_writes_the_published_format() -> None:
         f"{invoke}\n{invoke}\n</｜DSML｜function_calls><｜end▁of▁sentence｜>"
         "\n\n<function_results>\n<result>r1</result>\n<result>r2</result>\n</function_results>\n\n<think>"
     )
+
+
+def test_v32_results_follow_the_order_of_their_calls() -> None:
+    calls = [{"id": name, "function": {"name": "f", "arguments": "{}"}} for name in "ab"]
+    messages = [
+        {"role": "user", "content": "U"},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "b", "content": "of b"},
+        {"role": "tool", "tool_call_id": "a", "content": "of a"},
+    ]
+    assert "<result>of a</result>\n<result>of b</result>" in encoder_for("v32").encode(messages).text
+
+
+def test_v32_a_developer_turn_is_written_as_published() -> None:
+    text = encoder_for("v32").encode([{"role": "developer", "content": "D", "tools": TOOLS}], thinking=True).text
+    assert text.startswith("<｜begin▁of▁sentence｜><｜User｜>\n\n## Tools\n\nYou have access to a set of tools")
+    assert text.endswith("\n</functions>\n\n\n# The user's message is: D<｜Assistant｜><think>")
 
 
 @pytest.mark.skipif(not HAS_RECIPE, reason="deepseek-recipe is missing")

@@ -1,7 +1,8 @@
-"""Prompts of DeepSeek V3.2. The format is that of the encoding module published with the model's weights.
+"""Prompts of DeepSeek V3.2. The format is that of DeepSeek's own test prompts, published with the model's weights.
 
 Differences to V4: `function_calls` as wrapper, results as `<function_results>`, the assistant header inside the user
-turn, tools in the first system message, and no reasoning effort.
+turn, tools in the first system message, and no reasoning effort. (The copies of the encoding module in vLLM 0.32 and
+SGLang 0.5.23 have lost the blank lines of the text about tools; the test prompts have them.)
 """
 
 import json
@@ -28,6 +29,7 @@ _TOKENS = (_BOS, _EOS, _USER, _ASSISTANT, _THINK, _THOUGHT, _DSML)
 
 # The text before and after the list of tools, word for word as the model was trained with it.
 _TOOLS_HEAD = """## Tools
+
 You have access to a set of tools you can use to answer the user's question.
 You can invoke functions by writing a "<｜DSML｜function_calls>" block like the following as part of your reply to the \
 user:
@@ -40,18 +42,24 @@ user:
 ...
 </｜DSML｜invoke>
 </｜DSML｜function_calls>
+
 String and scalar parameters should be specified as is without any escaping or quotes, while lists and objects should \
 use JSON format. The "string" attribute should be set to "true" for string type parameters and "false" for other types \
 (numbers, booleans, arrays, objects).
+
 If the thinking_mode is enabled, then after function results you should strongly consider outputting a thinking block. \
 Here is an example:
+
 <｜DSML｜function_calls>
 ...
 </｜DSML｜function_calls>
+
 <function_results>
 ...
 </function_results>
+
 <think>...thinking about results</think>
+
 Here are the functions available in JSONSchema format:
 <functions>
 """
@@ -74,6 +82,7 @@ class V32Encoder:
         thinking = thinking and reasoning_effort != "none"
         if not messages:
             raise EncodeError("there are no messages")
+        messages = _results_in_call_order(messages)
         writer = _Writer(messages, thinking)
         writer.own(_BOS)
         tools_at = next((i for i, m in enumerate(messages) if m.get("role") == "system"), -1)
@@ -113,10 +122,15 @@ class _Writer:
     def message(self, index: int, message: Message) -> None:
         role = message.get("role")
         content = text_of(message.get("content"), str(role))
+        own_tools = message.get("tools")
         if role == "system":
             self.text(content)
+            if own_tools:
+                self.tools(own_tools)
         elif role in ("user", "developer"):
             self.own(_USER)
+            if role == "developer" and own_tools:
+                self.tools(own_tools)
             if role == "developer":
                 self.own("\n\n# The user's message is: ")
             self.text(content)
@@ -173,6 +187,23 @@ class _Writer:
             self.text(value if string else _json(value))
             self.own(f"</{_DSML}parameter>")
         self.own(f"\n</{_DSML}invoke>")
+
+
+def _results_in_call_order(messages: Sequence[Message]) -> list[Message]:
+    """Tool results follow the order of the calls that they answer, by id; those of unknown id stay where they are."""
+    ordered: list[Message] = []
+    place: dict[Any, int] = {}
+    start = 0  # of the run of results
+    for message in messages:
+        if message.get("role") != "tool":
+            calls = message.get("tool_calls") or ()
+            place = {call.get("id"): number for number, call in enumerate(calls) if call.get("id")}
+            start = len(ordered) + 1
+        ordered.append(message)
+        run = ordered[start:]
+        if len(run) > 1 and all(result.get("tool_call_id") in place for result in run):
+            ordered[start:] = sorted(run, key=lambda result: place[result.get("tool_call_id")])
+    return ordered
 
 
 def _json(value: Any) -> str:
