@@ -17,6 +17,8 @@ class Backend(Protocol[WriteT]):
 
     name: str
     """As in `Memory.backend`."""
+    receives: bool
+    """Incoming bytes land in `progress` only, which must therefore be called now and then."""
     address: bytes
     """As in `Memory.address`: what a peer needs to write here."""
 

@@ -27,6 +27,7 @@ class FaultyBackend:
     def __init__(self, inner: Backend[Any], injector: Injector) -> None:
         self.name = inner.name
         self.address = inner.address
+        self.receives = True  # late writes are done in `progress`
         self._inner = inner
         self._injector = injector
         self._late: list[Write] = []

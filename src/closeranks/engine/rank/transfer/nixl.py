@@ -71,6 +71,7 @@ class NixlBackend:
     """Backend `nixl`; see `base.Backend`. `agent` must be unique per rank and instance; `transport` is UCX_TLS."""
 
     name = "nixl"
+    receives = True
 
     def __init__(self, pool: Pool, agent: str, transport: str = "tcp") -> None:
         os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")

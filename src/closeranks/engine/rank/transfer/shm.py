@@ -80,6 +80,7 @@ class ShmBackend:
     """Backend `shm`; see `base.Backend`. Needs a pool in CPU memory."""
 
     name = "shm"
+    receives = False
 
     def __init__(self, pool: Pool) -> None:
         if not pool.path:

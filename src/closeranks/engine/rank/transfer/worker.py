@@ -25,9 +25,10 @@ from .plan import PeerUnusable
 
 HASH_SLICE = 8 << 20
 """Bytes hashed in one go, about a millisecond."""
-_OPEN_S, _RECENT_S, _IDLE_S, _ALONE_S = 0.0003, 0.001, 0.005, 0.5
-"""How long the thread waits for new work: with open writes, after bytes moved lately, with peers, without peers."""
-_LATELY_S = 2.0
+_OPEN_S, _IDLE_S, _ALONE_S = 0.0003, 0.005, 0.5
+"""How long the thread waits for new work: with open writes, with peers (at most), without peers."""
+_FADE = 0.1
+"""With peers it waits for this part of the time since bytes last moved: often while they come, rarely after."""
 
 Work = Peer | Send | Check | int | torch.cuda.Event
 """What the step loop hands over; a number is a peer instance to drop, an event is waited for before what follows."""
@@ -135,9 +136,10 @@ class TransferThread:
             return 0.0
         if self._sending:
             return 0.0 if self._busy else _OPEN_S
-        if not self._peers:
+        if not self._peers or not self._backend.receives:
             return _ALONE_S
-        return 0.0 if self._busy else _RECENT_S if time.monotonic() - self._moved < _LATELY_S else _IDLE_S
+        age = time.monotonic() - self._moved
+        return 0.0 if self._busy else min(_IDLE_S, max(_OPEN_S, _FADE * age))
 
     def _accept(self, work: Work) -> None:
         now = time.monotonic()
