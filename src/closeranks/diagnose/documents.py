@@ -16,7 +16,7 @@ _DECODER = json.JSONDecoder(strict=False)
 def unwrap_all(text: str) -> str:
     """`text` with every line unwrapped, if the first lines all carry a collector's wrapper; else unchanged."""
     sample = [line for line in text[:20000].split("\n")[:-1] if line.strip()][:12]
-    if len(sample) < 2 or any(unwrap(line)[0] == line or line.startswith("{") for line in sample):
+    if len(sample) < 2 or any(unwrap(line)[0] == line for line in sample):
         return text
     return "\n".join(unwrap(line)[0] for line in text.split("\n"))
 

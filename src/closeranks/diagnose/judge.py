@@ -3,8 +3,12 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from closeranks.catalog.known import merged
 from closeranks.diagnose.collect import collect
 from closeranks.diagnose.facts import Event, Stack, StackFailed
+from closeranks.diagnose.match import known_issues
 from closeranks.diagnose.rules import apply
 from closeranks.diagnose.scene import Scene
 from closeranks.diagnose.verdict import UNDETERMINED, Evidence, Finding, Verdict, cite
@@ -13,7 +17,7 @@ from closeranks.evidence.bundle import Bundle, from_paths, from_texts
 # Lines worth a place on the timeline: what happened, not how it went.
 _QUIET = frozenset(
     """http decode_batch prefill_batch vllm_stats chunk top_row top_head pool batch_size ps_listing deepep_cell trt_iter
-    load recorder_dump failed_collective_frame nccl_p2p capacity""".split()  # noqa: SIM905
+    load recorder_dump failed_collective_frame traceback_frame nccl_p2p capacity""".split()  # noqa: SIM905
 )
 
 
@@ -31,7 +35,9 @@ def judge(bundle: Bundle, catalog_dirs: Iterable[Path] = ()) -> Verdict:
     """The verdict on a bundle."""
     found = collect(bundle)
     scene = Scene(found.facts, found.files, found.notes)
+    entries = merged(catalog_dirs)
     findings = _distinct(apply(scene)) or [_nothing(scene)]
+    findings = [replace(f, known_issues=known_issues(scene, f, entries, main=f is findings[0])) for f in findings]
     return Verdict(
         findings=findings, notes=scene.notes, files=scene.files, timeline=_timeline(scene), coverage=_coverage(scene)
     )

@@ -48,20 +48,24 @@ class Line:
     time: float | None
     who: Who | None
     own_prefix: bool  # the line starts a record: it carries a prefix of its own
+    stamped: bool = False  # the clock is the collector's, which may be in another time zone
 
 
 def unwrap(text: str) -> tuple[str, float | None]:
     """`text` without colours and collectors' wrappers, and the wrapper's clock. Indentation inside is kept."""
     text = _ANSI.sub("", text)
     stamp: float | None = None
-    for _ in range(4):
-        m = _WRAPPERS.match(text)
-        if not m:
+    for _ in range(6):
+        if m := _WRAPPERS.match(text):
+            stamp = clock.find(m[0]) if stamp is None else stamp
+            text = text[m.end() :]
+            continue
+        inner = text
+        if text.startswith('{"') and text.rstrip().endswith("}"):
+            inner, stamp = _from_json(text, stamp)
+        if inner == text:
             break
-        stamp = clock.find(m[0]) if stamp is None else stamp
-        text = text[m.end() :]
-    if text.startswith('{"') and text.rstrip().endswith("}"):
-        text, stamp = _from_json(text, stamp)
+        text = _ANSI.sub("", inner)
     return text, stamp
 
 
@@ -95,7 +99,9 @@ def parse(raw: str, src: Src) -> Line:
         t = clock.find(head, 40)
         if t is None:  # 2024's form has the time of day only
             t = clock.time_of_day(head[1:9])
-        return Line(src, text, m["msg"], t if t is not None else stamp, who, True)
+        return Line(
+            src, text, m["msg"], t if t is not None else stamp, who, True, stamped=t is None and stamp is not None
+        )
     t = clock.find(text)
     t = stamp if t is None else t
     if m := _NCCL_RANK.search(text, 0, 40) or (
@@ -109,4 +115,5 @@ def parse(raw: str, src: Src) -> Line:
         rank = re.search(r"global_rank = (\d+)", text)
         who = Who(kind="worker", family="tensorrt-llm", rank=int(rank[1])) if rank else None
         return Line(src, text, head[m.end() :], t, who, True)
-    return Line(src, text, text, t, proc, t is not None or proc is not None)
+    own = proc is not None or (t is not None and t is not stamp)
+    return Line(src, text, text, t, proc, own, stamped=t is not None and t is stamp)

@@ -133,9 +133,9 @@ class Scanner:
             if not piece.strip() and not any(r.open for r in self.readers):
                 continue
             line = parse(piece, Src(self.name, number))
-            if line.time is not None:
+            if line.time is not None and not line.stamped:
                 self.clock = (number, line.time)
-            elif number - self.clock[0] <= 200 and not late:
+            elif self.clock[1] is not None and number - self.clock[0] <= 200 and not late:
                 line.time = self.clock[1]  # a continuation: not before the record above it
             for reader in self.readers:
                 if (reader.open and not late) or any(t in line.text for t in reader.TOKENS):

@@ -9,7 +9,7 @@ from closeranks.diagnose.lines import Line
 from closeranks.diagnose.readers._signatures import Sig, SignatureReader, carries_request
 from closeranks.diagnose.readers.pyspy import clean_file, clean_name, role_of
 
-_FRAME = re.compile(r'^\s*File "([^"]*)", line (\d+) in (\S+)')
+_FRAME = re.compile(r'^\s*File "([^"]*)", line (\d+),? in (\S+)')
 _THREAD = re.compile(r"^\s*(Current thread|Thread) (0x[0-9a-fA-F]+)(?: \[([^\]]*)\])? \(most recent call first\)")
 
 
@@ -122,6 +122,11 @@ class Exceptions:
             self.last = line
         if "Traceback (most recent call last)" in text or "hit an exception" in text:
             self.open, self.lines_left = True, 120
+            return
+        if self.open and (f := _FRAME.match(line.msg)):
+            at = self.last if self.last is not None else line
+            data = {"function": clean_name(f[3]), "file": clean_file(f[1].rsplit("/", 1)[-1])}
+            yield Event(src=line.src, who=at.who, time=line.time, kind="traceback_frame", data=data)
             return
         self.lines_left -= 1
         if self.open and (self.lines_left <= 0 or (line.own_prefix and "Error" not in text)):

@@ -39,7 +39,7 @@ class NvidiaSmi:
             return
         if self.open and self.columns:
             cells = [c.strip() for c in text.split(",")]
-            if len(cells) == len(self.columns) and any(_number(c) is not None for c in cells[-1:]):
+            if len(cells) == len(self.columns) and any(_number(c) is not None for c in cells[1:] or cells):
                 yield self._csv(line, cells)
                 self.row += 1
             elif text:

@@ -464,7 +464,7 @@ def pipeline_slots(scene: Scene) -> list[Finding]:
 
 @rule(
     28,
-    "DESYNC_DIFFERENT_COLLECTIVE MISSING_PARTICIPANT DESYNC_SAME_OP_SHAPE_OR_SEQ",
+    "DESYNC_DIFFERENT_COLLECTIVE MISSING_PARTICIPANT DESYNC_SAME_OP_SHAPE_OR_SEQ FRONTEND_OR_CPU_BOUND UNDETERMINED",
     "main threads of one group in different operations",
 )
 def different_places(scene: Scene) -> list[Finding]:
@@ -493,9 +493,7 @@ def _compare(scene: Scene, engine: EngineView, ranks: list[RankView]) -> Finding
     waiting = [r for r in ranks if r.at.kind in _WAITS]
     if not waiting:
         return None
-    places_of: dict[tuple[str, str], list[RankView]] = defaultdict(list)
-    for r in waiting:
-        places_of[r.at.op, r.at.site].append(r)
+    places_of = _places(waiting)
     elsewhere = [r for r in ranks if r not in waiting]
     # An entry rank that polls for requests while the others wait for its broadcast is the picture of an idle engine.
     if set(places_of) <= {("broadcast", "loop_head")} and all(r.at.kind == "idle" for r in elsewhere):
@@ -538,6 +536,16 @@ def _compare(scene: Scene, engine: EngineView, ranks: list[RankView]) -> Finding
         if engine.missing
         else [f"a second dump: does {elsewhere[0].label} move?"],
     )
+
+
+def _places(waiting: list[RankView]) -> dict[tuple[str, str], list[RankView]]:
+    """(operation, site) → ranks. A rank whose outer frames are unknown stands with others in the same operation."""
+    out: dict[tuple[str, str], list[RankView]] = defaultdict(list)
+    for r in sorted(waiting, key=lambda r: not r.at.site):
+        op = re.sub(r"^_|_into_tensor|_object|_list|_base|_coalesced|_tensor(?=$|_)", "", r.at.op).replace("_", "")
+        known = next((k for k in out if k[0] == op and (k[1] == r.at.site or not r.at.site)), None)
+        out[known or (op, r.at.site)].append(r)
+    return {(v[0].at.op, k[1]): v for k, v in out.items()}
 
 
 def _desync(

@@ -357,7 +357,7 @@ def false_alarm(scene: Scene) -> Finding | None:
     )
 
 
-@rule(60, "SYMMETRIC_WAIT", "all ranks of an engine wait in the same place")
+@rule(60, "SYMMETRIC_WAIT UNDETERMINED", "all ranks of an engine wait in the same place")
 def same_place(scene: Scene) -> list[Finding]:
     out = []
     for engine in scene.engines:

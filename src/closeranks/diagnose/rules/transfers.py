@@ -35,7 +35,7 @@ def replaced_peer(scene: Scene) -> Finding | None:
     again = [
         e
         for e in came_up
-        if any(b.time is not None and b.time < (e.time or 0) and b.src.file != e.src.file for b in scene.batches)
+        if any(b.kind != "prefill_batch" and b.time is not None and b.time < (e.time or 0) for b in scene.batches)
     ]
     killed = scene.events("container_killed")
     replaced = again or (restarted and killed)

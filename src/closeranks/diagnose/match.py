@@ -1,0 +1,134 @@
+"""Matching findings with known issues: by frames, pairs of places, events, versions, flags and architecture."""
+
+import re
+
+from closeranks.catalog.known import KnownIssue as Entry
+from closeranks.catalog.known import Match, in_range
+from closeranks.diagnose.facts import Setting
+from closeranks.diagnose.scene import EngineView, Scene
+from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding, KnownIssue
+
+
+def known_issues(scene: Scene, found: Finding, entries: list[Entry], main: bool = True) -> list[KnownIssue]:
+    """Entries that fit the finding, the surest first, at most four.
+
+    A finding beside the main one is often its echo; there only issues whose cause is established are named.
+    """
+    entries = [e for e in entries if main or e.established]
+    out = [k for e in entries if found.cls in e.classes and (k := _match(scene, found, e)) is not None]
+    return sorted(out, key=lambda k: k.certainty != SHOWN)[:4]
+
+
+def _match(scene: Scene, found: Finding, entry: Entry) -> KnownIssue | None:
+    m = entry.match
+    if (m.rule and found.rule != m.rule) or any(scene.has(k) for k in m.not_events):
+        return None
+    engines = [e for e in scene.engines if not found.engine or found.engine in (e.name, e.family)] or scene.engines
+    reasons = _frames(scene, engines, m)
+    if reasons is None:
+        return None
+    others = _others(scene, m)
+    if others is None:
+        return None
+    reasons += others
+    open_points: list[str] = []
+    for component, wanted in entry.versions.items():
+        version = scene.version(component)
+        if version is None:
+            open_points.append(f"{component} {wanted} (its version is not in the evidence)")
+        elif not in_range(version.value, wanted):
+            return None
+        else:
+            reasons.append(f"{component} {version.value} is {wanted}")
+    if entry.arch:
+        arch = scene.arch()
+        if arch and arch != entry.arch:
+            return None
+        (reasons if arch else open_points).append(
+            entry.arch if arch else f"{entry.arch} (architecture not in the evidence)"
+        )
+    sure = entry.established and not open_points and found.certainty == SHOWN
+    reason = "; ".join(reasons) + (f". To check: {'; '.join(open_points)}" if open_points else "")
+    return KnownIssue(
+        id=entry.id,
+        reason=reason,
+        workaround=entry.workaround,
+        price=entry.price,
+        fix=entry.fix,
+        certainty=SHOWN if sure else LIKELY,
+        checked=entry.checked.isoformat(),
+    )
+
+
+def _frames(scene: Scene, engines: list[EngineView], m: Match) -> list[str] | None:
+    """Reasons of the stack conditions; None if one fails."""
+    ranks = [r for e in engines for r in e.ranks.values()]
+    mains = [s.main for r in ranks for s in r.stacks] + [
+        s.main for stacks in scene.processes_by_kind.values() for s in stacks
+    ]
+    names = {f.name for t in mains if t for f in t.frames}
+    names |= {f.name for s in scene.stacks if s.tool == "gdb" for t in s.threads for f in t.frames}
+    logged = scene.events("failed_collective_frame", "traceback_frame")
+    recorded = {str(e.get("function")) for e in logged}
+    recorded |= {str(e.get("file")).removesuffix(".py") for e in logged}
+    recorded |= {
+        n for c in scene.collectives for f in c.frames for n in (f.name, f.file.rsplit("/", 1)[-1].removesuffix(".py"))
+    }
+    recorded |= {str(e.get("function")) for e in scene.events("top_row")}
+    names |= recorded
+    if any(f not in names for f in m.frames) or any(f in names for f in m.not_frames):
+        return None
+    hit = [f for f in m.any_frames if f in names]
+    if m.any_frames and not hit:
+        return None
+    sites = {r.at.site for r in ranks}
+    if any(s not in sites for s in m.sites):
+        return None
+    if m.dp is not None and m.dp != any(r.who.dp is not None for r in ranks):
+        return None
+    if m.pp is not None and m.pp != any(r.who.pp is not None for r in ranks):
+        return None
+    families = {e.family for e in scene.engines} | {f.who.family for f in scene.facts if f.who}
+    if m.family and families - {"", "torch"} and m.family not in families:
+        return None
+    reasons = []
+    if m.frames or hit:
+        reasons.append(f"frames {', '.join([*m.frames, *hit[:2]])}")
+    if m.sites:
+        reasons.append(f"ranks at {' and '.join(s.replace('_', ' ') for s in m.sites)}")
+    return reasons
+
+
+def _others(scene: Scene, m: Match) -> list[str] | None:
+    """Reasons of the conditions on logs, devices and settings; None if one fails."""
+    reasons: list[str] = []
+    if any(not scene.has(k) for k in m.events):
+        return None
+    seen = [k for k in m.any_events if scene.has(k)]
+    if m.any_events and not seen:
+        return None
+    if m.events or seen:
+        reasons.append(f"log: {', '.join(k.replace('_', ' ') for k in [*m.events, *seen])}")
+    ops = {c.op for c in scene.collectives}
+    if any(o not in ops for o in m.ops):
+        return None
+    if m.ops:
+        reasons.append(f"operations {', '.join(m.ops)}")
+    for pattern in m.kernels:
+        kernel = next((k for k in scene.kernels if k.name and re.search(pattern, k.name)), None)
+        if kernel is None:
+            return None
+        reasons.append(f"kernel {kernel.name}")
+    flags = [scene.flag(f) for f in m.flags]
+    if any(f is None for f in flags):
+        return None
+    any_flags = [s for f in m.any_flags if (s := scene.flag(f)) is not None]
+    if m.any_flags and not any_flags:
+        return None
+    env = [s for v in m.env if (s := scene.env(v)) is not None]
+    if m.env and not env:
+        return None
+    settings: list[Setting] = [s for s in flags if s is not None] + any_flags + env
+    if settings:
+        reasons.append(f"set: {', '.join(s.name for s in settings[:4])}")
+    return reasons

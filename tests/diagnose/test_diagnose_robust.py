@@ -1,0 +1,78 @@
+"""Evidence that was cut, wrapped, merged, shuffled or renamed: never an exception, never another certain verdict."""
+
+import random
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from closeranks.diagnose.judge import diagnose_texts
+from closeranks.diagnose.report import json_report, markdown, page
+from closeranks.diagnose.verdict import Verdict
+from tests.diagnose import mutate
+from tests.diagnose.corpus import own, public
+
+CASES = [*public(), *own()]
+
+
+@cache
+def untouched(name: str) -> Verdict:
+    return diagnose_texts(next(evidence for n, evidence, *_ in CASES if n == name))
+
+
+@pytest.mark.parametrize("change", mutate.LOSSLESS, ids=lambda f: f.__name__)
+def test_what_loses_nothing_changes_nothing(change) -> None:
+    rng = random.Random(5)
+    for name, evidence, *_ in rng.sample(CASES, 40):
+        before, after = untouched(name).main, diagnose_texts(change(evidence, rng)).main
+        if after.cls != before.cls:
+            # Ranks that only a file's name told apart may be lost with it; then the verdict must not be certain.
+            assert change in (mutate.merge, mutate.rename), f"{name}: {before.cls} → {after.cls}"
+            assert after.certainty != "shown", f"{name}: {before.cls} → {after.cls}"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    case=st.sampled_from(CASES),
+    seed=st.integers(0, 10**9),
+    steps=st.lists(st.sampled_from((*mutate.LOSSY, *mutate.LOSSLESS)), min_size=1, max_size=4),
+)
+def test_loss_never_makes_another_verdict_certain(case, seed: int, steps) -> None:
+    rng = random.Random(seed)
+    evidence = case[1]
+    allowed = {f.cls for f in untouched(case[0]).findings}
+    for step in steps:
+        evidence = step(evidence, rng)
+    verdict = diagnose_texts(evidence)
+    assert verdict.main.certainty != "shown" or verdict.main.cls in allowed, (case[0], verdict.main)
+    json_report.render(verdict)
+    markdown.render(verdict)
+    markdown.issue(verdict)
+    page.render(verdict)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 10**9))
+def test_lines_of_all_cases_in_one_pot_never_raise(seed: int) -> None:
+    rng = random.Random(seed)
+    pot = [line for case in rng.sample(CASES, 6) for _, text in case[1] for line in text.split("\n")]
+    rng.shuffle(pot)
+    diagnose_texts([("pot.txt", "\n".join(pot[:400]))])
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    case=st.sampled_from(CASES),
+    seed=st.integers(0, 10**9),
+    steps=st.lists(st.sampled_from((*mutate.LOSSY, *mutate.LOSSLESS)), min_size=1, max_size=4),
+)
+def test_loss_never_makes_another_verdict_certain_many_times(case, seed: int, steps) -> None:
+    rng = random.Random(seed)
+    evidence = case[1]
+    for step in steps:
+        evidence = step(evidence, rng)
+    verdict = diagnose_texts(evidence)
+    allowed = {f.cls for f in untouched(case[0]).findings}
+    assert verdict.main.certainty != "shown" or verdict.main.cls in allowed, (case[0], verdict.main)
