@@ -29,7 +29,7 @@ def capture(running: "Running", folder: Path) -> Path:
     `round1/`, `round2/` (py-spy text of each process, and JSON of the ranks in the second), `proc_1.txt`,
     `proc_2.txt` (taken around a window of 2.5 s in which nothing else was done to the processes), `ps.txt`,
     `engine.log`, `metrics_1.txt`, `metrics_2.txt`, `loads.json`, `server_info.json`, `health.txt`, `flags.txt`, and
-    flight-recorder files where the specimen keeps them.
+    flight-recorder files and `native/` (py-spy --native) where the specimen asks for them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     named = {f"TP{rank}": pid for rank, pid in sorted(running.pids.items())} | running.helpers
@@ -42,6 +42,9 @@ def capture(running: "Running", folder: Path) -> Path:
     for label, pid in named.items():
         if label.startswith("TP"):
             _dump(pid, folder / "round2" / f"pyspy_{label}.json", "--json")
+        if label.startswith("TP") and running.specimen.native:
+            (folder / "native").mkdir(exist_ok=True)
+            _dump(pid, folder / "native" / f"pyspy_{label}.txt", "--native")
     _http(running, "/metrics", folder / "metrics_2.txt")
     _http(running, "/health", folder / "health.txt", status=True)
     if running.specimen.engine == "sglang":

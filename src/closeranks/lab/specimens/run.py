@@ -173,12 +173,13 @@ def command_line(specimen: Specimen, world: int) -> list[str]:
 
 @contextlib.contextmanager
 def start(
-    name: str, *, world: int | None = None, folder: Path | None = None, timeout: float = 60.0
+    name: str, *, world: int | None = None, folder: Path | None = None, port: int = 0, timeout: float = 60.0
 ) -> Iterator[Running]:
     """Run the specimen `name` with `world` ranks (default: its own number) until the block ends; yields it when ready.
 
-    `folder` keeps log and captures; without it a temporary one is used and removed. Raises `KeyError` for an unknown
-    name and `SpecimenError` when the specimen does not get ready within `timeout` seconds.
+    `port` is that of its HTTP endpoints (0: one of the system's choice). `folder` keeps log and captures; without it a
+    temporary one is used and removed. Raises `KeyError` for an unknown name and `SpecimenError` when the specimen does
+    not get ready within `timeout` seconds.
     """
     specimen = SPECIMENS[name]
     world = world or specimen.world
@@ -186,13 +187,13 @@ def start(
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specimen-")))
         folder.mkdir(parents=True, exist_ok=True)
-        running = _launch(specimen, world, folder)
+        running = _launch(specimen, world, folder, port)
         stack.callback(running.stop)
         running.wait_ready(timeout)
         yield running
 
 
-def _launch(specimen: Specimen, world: int, folder: Path) -> Running:
+def _launch(specimen: Specimen, world: int, folder: Path, port: int) -> Running:
     readable, writable = os.pipe()
     environment = {
         **os.environ,
@@ -202,7 +203,7 @@ def _launch(specimen: Specimen, world: int, folder: Path) -> Running:
         "TORCH_FR_BUFFER_SIZE": "2000",
         "PYTHONUNBUFFERED": "1",
     }
-    environment |= Directions(specimen.name, folder, writable, os.getpid()).environment()
+    environment |= Directions(specimen.name, folder, writable, os.getpid(), port).environment()
     command = [sys.executable, "-m", ENTRY[specimen.engine], *command_line(specimen, world)]
     with (folder / "engine.log").open("wb") as log:
         launcher = subprocess.Popen(

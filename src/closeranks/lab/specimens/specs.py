@@ -14,7 +14,8 @@ class Specimen:
     `fault` names the point in `programs/` that strikes, on the ranks `strikes`. `stands` are the ranks whose main
     thread makes no context switch and uses no CPU once the fault has set in. `also` are verdict classes that are as
     right as `verdict_class` from the evidence that an operator would have. The client sends `load` requests at a time,
-    `batches` times (0: again and again until the fault is due). `world` is the usual number of ranks.
+    `batches` times (0: again and again until the fault is due). `world` is the usual number of ranks. `native`: a
+    capture takes the ranks' native frames too, as one does when Python's end in a C call.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Specimen:
     batches: int = 0
     world: int = 4
     flight_recorder: bool = False
+    native: bool = False
 
     def ranks(self, who: Who, world: int) -> frozenset[int]:
         """The ranks meant by `who` among `world` ranks."""
@@ -137,6 +139,7 @@ _ALL = (
         verdict_class="GIL_DEADLOCK",
         picture="one main thread owns the GIL below sem_wait, its helper waits in take_gil, peers in broadcast",
         fault="gil_held",
+        native=True,
         strikes="first",
         stands="all",
     ),

@@ -14,8 +14,8 @@ import signal
 import sys
 import time
 from multiprocessing.synchronize import Event
-from pathlib import Path
 
+from closeranks.lab.specimens.directions import Directions
 from closeranks.lab.specimens.specs import Specimen
 
 FIELDS = (
@@ -68,12 +68,13 @@ class Board:
 class Stage:
     """Shared by every process of one running specimen."""
 
-    def __init__(self, specimen: Specimen, world: int, folder: Path, event_fd: int) -> None:
+    def __init__(self, specimen: Specimen, world: int, directions: Directions) -> None:
         self.specimen = specimen
         self.world = world
-        self.folder = folder
+        self.folder = directions.folder
+        self.port = directions.port
         self.board = Board(world)
-        self._event_fd = event_fd
+        self._event_fd = directions.event_fd
         self._struck: set[str] = set()
         context = multiprocessing.get_context("fork")
         self.dump_flight_recorder: Event = context.Event()

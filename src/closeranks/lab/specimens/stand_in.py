@@ -31,9 +31,9 @@ class StandIn:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self) -> None:
-        """Bind a port of the system's choice, tell it, and serve until the process ends."""
+        """Bind the port, tell it, and serve until the process ends."""
         self.loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._connection, "127.0.0.1", self.stage.port)
         self.stage.tell("http", None, port=server.sockets[0].getsockname()[1])
         await server.serve_forever()
 

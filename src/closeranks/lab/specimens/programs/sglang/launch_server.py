@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     directions = Directions.read()
     die_with_parent(directions.parent)
     logger = log_to_stderr(LogFormat(""))
-    stage = Stage(SPECIMENS[directions.name], args.tp_size, directions.folder, directions.event_fd)
+    stage = Stage(SPECIMENS[directions.name], args.tp_size, directions)
     logger.info("server_args=ServerArgs(%s)", ", ".join(f"{name}={value!r}" for name, value in vars(args).items()))
     silent = socket.create_server(("127.0.0.1", 0))  # accepts, and never answers
     own = os.getpid()

@@ -86,7 +86,7 @@ def main(argv: list[str]) -> None:
     args = parse(argv)
     directions = Directions.read()
     die_with_parent(directions.parent)
-    stage = Stage(SPECIMENS[directions.name], args.tensor_parallel_size, directions.folder, directions.event_fd)
+    stage = Stage(SPECIMENS[directions.name], args.tensor_parallel_size, directions)
     server = ApiServer(stage)
     context = multiprocessing.get_context("fork")
     context.Process(target=run_engine_core, args=(stage, os.getpid()), name="EngineCore").start()
