@@ -128,11 +128,10 @@ def check(combination: Combination, model: Path, expected: Sequence[Expected]) -
     with serve(model, *flags(combination)) as served:
         asyncio.run(hold_against(served, expected, tally, 1))
         asyncio.run(hold_against(served, expected, tally, AT_ONCE))
-        for engine in served.status().values():
-            assert engine["pages_owned"] == 0, engine
-            assert engine["pages_quarantined"] == 0, engine
+        served.assert_undisturbed()
+        engines = served.assert_no_residue()
         if combination[5] == "forced":
-            assert sum(e["counters"].get("retracted", 0) for e in served.status().values()) > 0, "nothing was retracted"
+            assert sum(e["counters"]["retracted"] for e in engines.values()) > 0, "nothing was retracted"
     tally.check()
     return tally
 

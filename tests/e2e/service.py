@@ -53,6 +53,31 @@ class Served:
         info = json.loads(self.get("/server_info")[1])
         return {e["status"]["engine"]: e["status"] for e in info["engines"] if e["status"]}
 
+    def assert_no_residue(self, patience: float = 30.0) -> dict[str, dict[str, Any]]:
+        """No page owned or quarantined, no room open, every page free or cached; waits (bounded) for the last ends.
+
+        A Status is up to a second old, so the first look may be too early. Returns the settled status.
+        """
+        until = time.monotonic() + patience
+        while True:
+            engines = self.status()
+            left = {
+                name: {key: e[key] for key in ("pages_owned", "pages_quarantined", "rooms_open") if e[key]}
+                for name, e in engines.items()
+            }
+            if not any(left.values()):
+                break
+            assert time.monotonic() < until, f"residue: {left}\n{self.tail()}"
+            time.sleep(0.2)
+        for e in engines.values():
+            assert e["pages_free"] + e["pages_cached"] == e["pages_total"], e
+        return engines
+
+    def assert_undisturbed(self) -> None:
+        """No engine was replaced: every one is in its first epoch."""
+        for manifest in self.run_dir.glob("*/incidents/*/manifest.json"):
+            raise AssertionError(f"an engine was replaced: {manifest.read_text()[:2000]}")
+
     def descendants(self) -> list[int]:
         """Pids of all live processes of the service, itself included."""
         parents: dict[int, int] = {}

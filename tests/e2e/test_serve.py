@@ -57,22 +57,6 @@ def test_seeded_sampling_repeats(pair: Served) -> None:
     assert first != other
 
 
-def assert_no_residue(served: Served) -> None:
-    """No page owned or quarantined, no room open, on any engine; waits (bounded) for the last ends to be told."""
-
-    async def settle() -> None:
-        for _ in range(200):
-            engines = served.status().values()
-            if all(e["pages_owned"] == e["pages_quarantined"] == e["rooms_open"] == 0 for e in engines):
-                return
-            await asyncio.sleep(0.1)
-        raise AssertionError(f"residue: {served.status()}")
-
-    asyncio.run(settle())
-    for e in served.status().values():
-        assert e["pages_free"] + e["pages_cached"] == e["pages_total"]
-
-
 def test_a_hundred_aborts_leave_nothing_and_spare_the_others(pair: Served, tiny_model: Path) -> None:
     reference = Reference(tiny_model)
     draw = random.Random(1)
@@ -104,7 +88,7 @@ def test_a_hundred_aborts_leave_nothing_and_spare_the_others(pair: Served, tiny_
                 assert got == e.tokens
 
     asyncio.run(main())
-    assert_no_residue(pair)
+    pair.assert_no_residue()
 
 
 def test_ready_health_metrics(pair: Served) -> None:
