@@ -176,6 +176,18 @@ def test_every_shape_of_the_corpus_cut_at_random(case: dict[str, Any]) -> None:
         assert out.endswith(DONE)
 
 
+@pytest.mark.parametrize("case", [c for c in CASES if c.get("thinking")], ids=lambda case: case["id"])
+def test_the_corpus_behind_an_upstream_that_splits_the_reasoning_off(case: dict[str, Any]) -> None:
+    names = sorted({call["name"] for call in case["expected_tool_calls"]} | set(case.get("tools") or []))
+    thought, _, rest = case["model_output"].partition("</think>")
+    stream = b"".join(event(reasoning_content=text) for text in pieces(thought, 1))
+    stream += b"".join(event(content=text) for text in pieces(rest, 2)) + event(finish=case["finish_reason"])
+    seen = client(run(stream, *names))[0]
+    assert seen.content.strip("\n") == case["expected_content"].strip("\n")
+    assert seen.reasoning.strip("\n") == case["expected_reasoning"].strip("\n")
+    assert seen.tool_calls == case["expected_tool_calls"]
+
+
 def valid(text: str) -> bool:
     try:
         json.loads(text)
