@@ -182,10 +182,17 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [lambda: of(P + " --tool-call-parser qwen", D + " --tool-call-parser qwen")],
     ),
     "pair-other-context-length": ([lambda: of(P + " --context-length 8", D)], [lambda: of(P, D)]),
-    "pair-half": ([lambda: of(P, P), lambda: of(D, D)], [lambda: of(P, D), lambda: of(P)]),
+    "pair-half": ([lambda: of(P), lambda: of(D, D)], [lambda: of(P, D), lambda: of("sglang==1 --tp 2")]),
     "port-taken-twice": (
-        [lambda: of(P, D.replace("--port 2", "--port 1")), lambda: of(P, P.replace("--port 1", "--port 3"))],
-        [lambda: of(P, D), lambda: of(P, P.replace("--port 1", "--port 3 --disaggregation-bootstrap-port 9"))],
+        [
+            lambda: of(P + " --host 127.0.0.1", D.replace("--port 2", "--port 1 --host 127.0.0.1")),
+            lambda: of(P + " --host localhost", P.replace("--port 1", "--port 3 --host localhost")),
+        ],
+        [
+            lambda: of(P, D),
+            lambda: of(P, D.replace("--port 2", "--port 1")),
+            lambda: of(P + " --host 127.0.0.1", D + " --host 127.0.0.1"),
+        ],
     ),
     "unit-leaves-ranks": (
         [lambda: unit("KillMode=process")],

@@ -331,3 +331,22 @@ def test_the_host(tmp_path: Path) -> None:
     host = hosts.this_host(tmp_path, search=str(tmp_path))
     assert (host.ptrace_scope, host.cap_sys_ptrace, host.pyspy) == (1, True, "")
     assert hosts.this_host().pyspy
+
+
+def test_one_engine_in_three_sources_is_one(tmp_path: Path) -> None:
+    (tmp_path / "info.json").write_text(json.dumps(SERVER_INFO))
+    (tmp_path / "flags.txt").write_text(
+        "python3 -m sglang.launch_server --model-path /m --tp 4 --disaggregation-mode decode"
+    )
+    (tmp_path / "other.txt").write_text(
+        "python3 -m sglang.launch_server --model-path /m --tp 8 --disaggregation-mode decode"
+    )
+    one, other = collect([str(tmp_path)]).engines
+    assert (one.label, one.version, one.tp) == ("flags.txt + info.json", "0.5.13.post1", 4)
+    assert (other.label, other.tp) == ("other.txt", 8)
+
+
+def test_two_units_with_equal_flags_are_two_engines(tmp_path: Path) -> None:
+    for name in ("a.service", "b.service"):
+        (tmp_path / name).write_text(UNIT)
+    assert len(collect([str(tmp_path)]).engines) == 2

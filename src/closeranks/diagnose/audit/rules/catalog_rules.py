@@ -1,6 +1,6 @@
 """One rule per entry of `catalog/unsafe`: conditions on engine, version, flags, environment and model."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -31,7 +31,11 @@ def _rule(entry: Unsafe) -> Rule:
 
 def judge(entry: Unsafe, engine: Engine, deployment: Deployment) -> Iterable[Hit | Open]:
     """One entry against one engine: a hit, an open question, or nothing."""
-    seen: list[str] = []
+    unsafe = _in_range(entry, engine)
+    model = _model(entry, engine, deployment)
+    if unsafe is False or model is False:
+        return
+    seen = [f"{engine.kind} {engine.version}"] if entry.versions else []
     for name, wanted in entry.flags.items():
         if not _meets(engine.flag(name), wanted):
             return
@@ -40,17 +44,29 @@ def judge(entry: Unsafe, engine: Engine, deployment: Deployment) -> Iterable[Hit
         if not engine.number(name) > limit:
             return
         seen.append(_say(f"--{name}", engine.flag(name), name in engine.flags))
-    if (
-        any(UNSET in wanted and name not in engine.env for name, wanted in entry.env.items())
-        and not engine.complete_env
-    ):
-        yield Open(engine.label, f"the environment of the engine ({', '.join(entry.env)})")
-        return
+    unknown = []
     for name, wanted in entry.env.items():
-        if not _meets(engine.env.get(name), wanted):
+        if name not in engine.env and UNSET in wanted and not engine.complete_env:
+            unknown.append(name)
+        elif not _meets(engine.env.get(name), wanted):
             return
-        seen.append(_say(name, engine.env.get(name), True))
-    yield from _with_version(entry, engine, seen, lambda: _model(entry, engine, deployment))
+        else:
+            seen.append(_say(name, engine.env.get(name), True))
+    if unsafe is None:
+        yield Open(engine.label, f"the version of {entry.engine} (unsafe: {entry.versions})")
+    elif model is None:
+        yield Open(engine.label, f"the model's folder or config.json (unsafe with: {', '.join(entry.model)})")
+    elif unknown:
+        yield Open(engine.label, f"the engine's environment ({', '.join(unknown)})")
+    else:
+        yield Hit(engine.label, ", ".join(seen))
+
+
+def _in_range(entry: Unsafe, engine: Engine) -> bool | None:
+    """Whether the version is one of the entry's; None when it is not known."""
+    if not entry.versions:
+        return True
+    return within(engine.version, entry.versions) if engine.version else None
 
 
 def _model(entry: Unsafe, engine: Engine, deployment: Deployment) -> bool | None:
@@ -59,24 +75,6 @@ def _model(entry: Unsafe, engine: Engine, deployment: Deployment) -> bool | None
         return True
     types = {model.model_type for model in models_of(engine, deployment) if model.model_type}
     return bool(types & set(entry.model)) if types else None
-
-
-def _with_version(
-    entry: Unsafe, engine: Engine, seen: list[str], model: Callable[[], bool | None]
-) -> Iterable[Hit | Open]:
-    hit = True if not entry.versions else within(engine.version, entry.versions) if engine.version else None
-    if hit is False:
-        return
-    known = model()
-    if known is False:
-        return
-    if hit is None:
-        yield Open(engine.label, f"the version of {entry.engine} (unsafe: {entry.versions})")
-    elif known is None:
-        yield Open(engine.label, f"the model's folder or config.json (unsafe with: {', '.join(entry.model)})")
-    else:
-        version = f"{engine.kind} {engine.version}" if entry.versions else ""
-        yield Hit(engine.label, ", ".join(filter(None, [version, *seen])))
 
 
 def _meets(value: str | None, wanted: tuple[str, ...]) -> bool:

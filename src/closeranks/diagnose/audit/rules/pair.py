@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from closeranks.diagnose.audit.model import Deployment, Engine
 from closeranks.diagnose.audit.rule import Hit, Open, rule
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 
 def _pairs(deployment: Deployment) -> Iterator[tuple[Engine, Engine]]:
     """Every prefill engine with every decode engine of its kind."""
@@ -117,20 +119,17 @@ def pair_other_context_length(deployment: Deployment) -> Iterable[Hit | Open]:
 
 @rule(
     "pair-half",
-    "error",
+    "note",
     "pair",
-    "A side of the pair is missing",
-    why="Engines in one role alone accept requests and never finish one.",
-    fix="Start the other role, or audit its configuration together with this one.",
+    "Only one side of the pair was given",
+    why="Most faults of a pair show only when both sides are compared: versions, backends, layouts, lengths.",
+    fix="Audit the other side's configuration together with this one.",
 )
 def pair_half(deployment: Deployment) -> Iterable[Hit | Open]:
     roles = {engine.role for engine in deployment.engines}
-    if len(deployment.engines) < 2:
-        return  # one file of a pair may well be all that was given
-    if "prefill" in roles and not roles & {"decode", "both"}:
-        yield Hit("pair", "prefill engines and no decode engine")
-    if "decode" in roles and not roles & {"prefill", "both"}:
-        yield Hit("pair", "decode engines and no prefill engine")
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        if role in roles and not roles & {other, "both"}:
+            yield Hit("pair", f"{role} without {other}")
 
 
 @rule(
@@ -142,13 +141,13 @@ def pair_half(deployment: Deployment) -> Iterable[Hit | Open]:
     fix="Give each engine its own --port and --disaggregation-bootstrap-port.",
 )
 def port_taken_twice(deployment: Deployment) -> Iterable[Hit | Open]:
+    """Judged where an engine says that it listens on loopback: others may be on hosts of their own."""
     for flag, roles in (("port", ("", "prefill", "decode", "both")), ("disaggregation-bootstrap-port", ("prefill",))):
-        seen: dict[tuple[str | None, str], str] = {}
+        seen: dict[str, str] = {}
         for engine in deployment.engines:
             port = engine.flag(flag)
-            if port is None or engine.role not in roles or engine.container is not None:
+            if port is None or engine.role not in roles or engine.flags.get("host") not in LOOPBACK:
                 continue
-            key = (engine.flag("host"), port)
-            if key in seen:
-                yield Hit(f"{seen[key]} / {engine.label}", f"--{flag} {port} on {key[0] or 'the default address'}")
-            seen[key] = engine.label
+            if port in seen:
+                yield Hit(f"{seen[port]} / {engine.label}", f"--{flag} {port} on {engine.flags['host']}")
+            seen[port] = engine.label

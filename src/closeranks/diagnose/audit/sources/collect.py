@@ -133,12 +133,34 @@ def _with_version(engine: Engine, installs: Sequence[Install], version: str | No
 
 
 def _distinct(engines: Sequence[Engine]) -> list[Engine]:
-    """The engines without repetitions: ranks log the same arguments, and files are given twice."""
-    seen: list[Engine] = []
+    """One entry per engine: its log, its server information and its command line tell of the same one."""
+    distinct: list[Engine] = []
     for engine in engines:
-        if not any(engine.kind == e.kind and engine.flags == e.flags and engine.env == e.env for e in seen):
-            seen.append(engine)
-    return seen
+        twin = next((n for n, other in enumerate(distinct) if _same_engine(engine, other)), None)
+        if twin is None:
+            distinct.append(engine)
+        else:
+            other = distinct[twin]
+            distinct[twin] = replace(
+                other,
+                label=other.label if other.label == engine.label else f"{other.label} + {engine.label}",
+                version=other.version or engine.version,
+                flags={**engine.flags, **other.flags},
+                env={**engine.env, **other.env},
+                unit=other.unit or engine.unit,
+                container=other.container or engine.container,
+                complete_env=other.complete_env or engine.complete_env,
+            )
+    return distinct
+
+
+def _same_engine(one: Engine, two: Engine) -> bool:
+    """Same kind and role, no flag with two values, and not two things that can only start one engine each."""
+    started = [bool(engine.unit or engine.container or "://" in engine.label) for engine in (one, two)]
+    if one.kind != two.kind or one.role != two.role or all(started):
+        return False
+    shared = one.flags.keys() & two.flags.keys()
+    return bool(shared) and all(one.flags[name] == two.flags[name] for name in shared)
 
 
 def _merge(engines: Sequence[Engine]) -> tuple[Engine, ...]:
