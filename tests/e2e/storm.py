@@ -178,7 +178,23 @@ def in_namespace(rate: str) -> int:
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
         subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
-        shape = ["tc", "-n", name, "qdisc", "add", "dev", "lo", "root", "netem", "rate", rate, "limit", "100000"]
+        shape = [
+            "tc",
+            "-n",
+            name,
+            "qdisc",
+            "add",
+            "dev",
+            "lo",
+            "root",
+            "tbf",
+            "rate",
+            rate,
+            "burst",
+            "256kb",
+            "latency",
+            "5s",
+        ]
         subprocess.run(shape, check=True)
         command = ["ip", "netns", "exec", name, sys.executable, "-m", "tests.e2e.storm", *sys.argv[1:]]
         return subprocess.run(command, env={**os.environ, INSIDE: "1"}, check=False).returncode
