@@ -1,5 +1,6 @@
 """Simulated engines: the real core and desk, stand-in ranks with page content, transfers that misbehave."""
 
+from collections import deque
 from typing import Any
 
 from closeranks.engine.leader.book import Book
@@ -43,6 +44,7 @@ class Life:
         self.stalled: list[float] = [0.0] * config.tp_size
         self.ticking: list[int] = [0] * config.tp_size
         self.busy: list[int] = [0] * config.tp_size
+        self.steps: list[deque[Step]] = [deque() for _ in self.ranks]
         self.identity = f"peer:{engine.name}:{instance}"
         for rank in self.ranks:
             joined = Joined(epoch, rank.rank, 1, FINGERPRINT, rank.memory(), engine.num_pages, config.page_size, 256)
@@ -92,7 +94,8 @@ class Life:
             stalled = self.stalled[rank.rank]
             if stalled > self.world.now:
                 delay += stalled - self.world.now
-            self.world.fifo(("step", self.instance, rank.rank), delay, self.execute, rank, message)
+            self.steps[rank.rank].append(message)
+            self.world.fifo(("step", self.instance, rank.rank), delay, self.execute, rank)
 
     def to_gateway(self, gateway: str, message: Output) -> None:
         self.engine.to_gateway(gateway, message)
@@ -119,13 +122,14 @@ class Life:
 
     # ------------------------------------------------------------------------------------------------------- ranks
 
-    def execute(self, rank: StandIn, step: Step) -> None:
+    def execute(self, rank: StandIn) -> None:
         if not self.alive:
             return
         if self.stalled[rank.rank] > self.world.now:
             delay = self.stalled[rank.rank] - self.world.now
-            self.world.fifo(("step", self.instance, rank.rank), delay, self.execute, rank, step)
+            self.world.fifo(("step", self.instance, rank.rank), delay, self.execute, rank)
             return
+        step = self.steps[rank.rank].popleft()
         self.busy[rank.rank] -= 1
         report = rank.execute(step)
         if self.engine.mischief == "digest" and rank.rank == len(self.ranks) - 1 and len(self.ranks) > 1:
@@ -139,12 +143,12 @@ class Life:
         for send in step.sends:
             write = 0.001 + random.random() * 0.02
             if random.random() < 0.03 and not self.world.calm:
-                write += random.random() * 0.8
+                write += random.random() ** 3 * 6.0
             self.world.fifo(("write", self.instance, rank.rank), write, self.write, rank, send)
         for check in step.checks:
             self.world.after(0.001 + random.random() * 0.01, self.check, rank, check.room, check.pages, check.sums)
         for instance in step.drop:
-            self.world.after(random.random() * 0.2, self.drop, rank, instance)
+            self.world.after(random.random() ** 2 * 2.0, self.drop, rank, instance)
         self.world.fifo(("report", self.instance, rank.rank), 0.0005, self.hear_rank, report)
 
     def check(self, rank: StandIn, room: Any, pages: list[int], sums: list[list[int]]) -> None:
@@ -156,10 +160,12 @@ class Life:
             self.dropped[rank.rank].add(instance)
             self.hear_rank(Dropped(self.epoch, rank.rank, instance))
 
-    def write(self, rank: StandIn, send: Send) -> None:
+    def write(self, rank: StandIn, send: Send, late: bool = False) -> None:
         """The bytes land. A dead writer's may still, until the target dropped it."""
         world, random = self.world, self.world.random
-        if not self.alive and random.random() < 0.5:
+        if not self.alive and not late:
+            if random.random() < 0.7:  # what was under way when the writer died may land a good while later
+                self.world.after(random.random() ** 2 * 4.0, self.write, rank, send, True)
             return
         target = self.engine.network.lives.get(send.peer)
         error = ""
@@ -179,7 +185,7 @@ class Life:
                 sent = rank.send(send, target.ranks[rank.rank])
                 if not world.calm and random.random() < world.damage:
                     page = target.ranks[rank.rank].pool[send.pages[0][1]]
-                    page[0] ^= 5
+                    page[:] = [kv ^ 5 for kv in page]
         if error:
             sent = Sent(self.epoch, rank.rank, send.transfer, error, [])
         self.world.after(0.0005 + random.random() * 0.005, self.hear_rank, sent)

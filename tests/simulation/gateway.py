@@ -104,7 +104,11 @@ class Gateway:
                 peer,
                 request.alone,
             )
+            if self.world.random.random() < 0.01 and not self.world.calm:
+                self.say(endpoint, Abort(request.room, "before its submit"))
             self.say(endpoint, submit)
+            if self.world.random.random() < 0.01 and not self.world.calm:
+                self.say(endpoint, submit)
 
     def again(self, request: Request, delay: float) -> None:
         self.abandon(request)

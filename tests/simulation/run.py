@@ -76,7 +76,7 @@ class Run:
         self.network = network = Network(world)
         self.events = events
         random = world.random
-        tp = random.choice([1, 1, 2, 3])
+        tp = random.choice([1, 2, 2, 3])
         common: dict[str, Any] = {
             "tp_size": tp,
             "page_size": 4,
@@ -84,10 +84,10 @@ class Run:
             "max_running": random.choice([2, 4, 8]),
             "overlap": random.random() < 0.7,
             "radix": random.random() < 0.8,
-            "bad_share_limit": 5,
+            "bad_share_limit": 10,
             "tombstones": 2000,
         }
-        shape = random.choice(["pair", "pair", "both", "cross", "all"])
+        shape = random.choice(["pair", "both", "cross", "all", "all", "all"])
         pages = random.choice([24, 32, 48])
         if shape in ("pair", "all"):
             network.add("prefill-1", "prefill", pages, **common)
@@ -107,8 +107,8 @@ class Run:
             world.loss = random.choice([0.0, 0.01, 0.05, 0.15])
             world.double = random.choice([0.0, 0.02, 0.1])
             world.failing = random.choice([0.0, 0.0, 0.02])
-            world.damage = random.choice([0.0, 0.0, 0.01])
-            self.trouble = random.choice([0.0, 0.1, 0.5])
+            world.damage = random.choice([0.0, 0.02, 0.05])
+            self.trouble = random.choice([0.0, 0.1, 0.3, 0.5])
         else:
             self.trouble = 0.0
         self.abort_share = random.choice([0.1, 0.5, 0.7])
@@ -170,7 +170,9 @@ class Run:
         engine = random.choice(list(self.network.engines.values()))
         life = engine.life
         assert life is not None
-        kind = random.choice(["kill", "stall", "long_stall", "pause", "digest", "raise", "partition", "gateway"])
+        kind = random.choice(
+            ["kill", "kill", "stall", "long_stall", "pause", "digest", "raise", "partition", "gateway"]
+        )
         world.note(f"torment {kind} {engine.name}")
         if not life.alive:
             return
@@ -201,7 +203,8 @@ class Run:
         while world.events < self.events and world.step():
             pass
         self.loading = False
-        world.loss = world.double = world.failing = world.damage = 0.0
+        damage, world.damage = world.damage, 0.0
+        world.loss = world.double = world.failing = 0.0
         world.partitions.clear()
         for engine in self.network.engines.values():
             engine.mischief = ""
@@ -212,13 +215,16 @@ class Run:
         for gateway in self.network.gateways.values():
             if gateway.alive and gateway.requests:
                 raise Violation(f"requests without an end: {[str(x.room) for x in gateway.requests.values()]}")
-        world.run_until(world.now + 40)
+        world.run_until(world.now + 65)  # every deadline, lease and promise is over
         for engine in self.network.engines.values():
             life = engine.life
             assert life is not None
             if not life.alive or life.leader.state != "ready":
                 raise Violation(f"{engine.name} is not ready at the end")
             invariants.residue(life.leader, life.desk)
+        for life in self.network.lives.values():
+            if not damage and life.leader.counters["bad_shares"]:
+                raise Violation(f"{life.engine.name} found damaged pages where nothing was damaged")
         for gateway in self.network.gateways.values():
             for request in gateway.finished:
                 self.results[request.done] += 1

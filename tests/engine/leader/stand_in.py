@@ -68,6 +68,8 @@ class StandIn:
             slot = self.slots[row.slot]
             slot.pages += row.pages
             end = row.start + row.count
+            if row.count < 1:
+                raise WrongContent(f"step {step.n} slot {row.slot}: a row of {row.count} positions")
             if end > len(slot.kvs):
                 raise WrongContent(f"step {step.n} slot {row.slot}: computes to {end} of {len(slot.kvs)} known tokens")
             if (end + size - 1) // size > len(slot.pages):

@@ -3,8 +3,9 @@
 Decode dials, prefill answers. A link's life, on the decode side:
 
     dialled --Hello(theirs)--> named --Beat(theirs)--> up --silence for a lease--> dialled (rooms end, retryable)
-       ^          |  other fingerprint: refused (rooms end, both values named)       |
-       +--Hello with another instance: the old one is gone, its rooms end -----------+
+       ^          ^  other fingerprint: refused (rooms end, both values named)       |
+       |          +--Hello (it may have forgotten us)---------------------------------+
+       +--Hello with another instance: the old one is gone, its rooms end ------------+
 
 Decode says Hello with every beat until prefill's beats show that it knows us. Prefill's links are `up` from the first
 Hello on. Whoever hears an instance it does not know says Hello. Every message may be lost, doubled or reordered: beats
@@ -170,7 +171,6 @@ class Peers:
         """Learn who is there; meet it, refuse it, or see that its predecessor is gone."""
         leader = self.leader
         link.heard_at = at
-        self.reap(hello)
         if hello.epoch < link.epoch and hello.engine == link.engine:
             leader.stale("hello")  # of a predecessor, late
             return
@@ -181,6 +181,7 @@ class Peers:
                 if other is not link and other.engine == hello.engine and other.epoch < hello.epoch:
                     self.replace(other)
                     del self.links[other.name]
+        self.reap(hello)
         link.engine, link.epoch = hello.engine, hello.epoch
         why = self.mismatch(hello)
         if why:
@@ -192,8 +193,10 @@ class Peers:
             return
         fresh = link.instance != hello.instance
         link.instance = hello.instance
-        if link.state in (DIALLED, REFUSED):
-            link.state = NAMED if self.dials else UP
+        if self.dials:
+            link.state = NAMED  # also where it was up: whoever says Hello may have forgotten us; its beat tells
+        else:
+            link.state = UP
         if hello.instance not in self.known:
             self.known[hello.instance] = 0
             link.met = False
@@ -357,7 +360,7 @@ class Peers:
                 self.lapse(link)
             if link.state in (DIALLED, NAMED) and self.dials:
                 for room in list(link.rooms.values()):
-                    if room.state == r.WAITING and at - room.waiting_since > config.lease_s:
+                    if room.state == r.WAITING and not room.instance and at - room.waiting_since > config.lease_s:
                         detail = f"no engine answers at {link.name}"
                         self.leader.end(room, r.PEER_END, "peer", detail, retryable=True)
             if link.state == DIALLED and self.dials and link.rooms:
