@@ -210,6 +210,18 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [lambda: unit("Restart=always", "StartLimitIntervalSec=0")],
         [lambda: unit("Restart=always"), lambda: unit("Restart=on-failure", "StartLimitIntervalSec=0")],
     ),
+    "unit-no-ptrace": (
+        [
+            lambda: unit("SystemCallFilter=~@debug @mount"),
+            lambda: unit("CapabilityBoundingSet=CAP_NET_BIND_SERVICE"),
+            lambda: unit("CapabilityBoundingSet=~CAP_SYS_PTRACE"),
+        ],
+        [
+            lambda: unit("SystemCallFilter=@system-service @debug", "CapabilityBoundingSet=CAP_SYS_PTRACE"),
+            lambda: unit("CapabilityBoundingSet=~CAP_SYS_TIME"),
+            unit,
+        ],
+    ),
     "container-no-ptrace": (
         [container],
         [lambda: container("    cap_add: [SYS_PTRACE]\n"), lambda: container("    privileged: true\n"), lambda: of(P)],

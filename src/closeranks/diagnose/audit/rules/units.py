@@ -90,6 +90,25 @@ def unit_restart_storm(deployment: Deployment) -> Iterable[Hit | Open]:
 
 
 @rule(
+    "unit-no-ptrace",
+    "warning",
+    "observability",
+    "The unit's sandbox forbids taking stacks",
+    why="The engine's own watchdog calls py-spy from inside the unit; without ptrace it logs an error instead of stacks.",
+    fix="Allow ptrace in SystemCallFilter= and CAP_SYS_PTRACE in CapabilityBoundingSet=.",
+)
+def unit_no_ptrace(deployment: Deployment) -> Iterable[Hit | Open]:
+    for engine in deployment.engines:
+        unit = engine.unit or {}
+        for value in unit.get("systemcallfilter", ()):
+            if value.startswith("~") and re.search(r"@debug|\bptrace\b", value):
+                yield Hit(engine.label, f"SystemCallFilter={value}")
+        for value in unit.get("capabilityboundingset", ()):
+            if value.startswith("~") == ("CAP_SYS_PTRACE" in value):
+                yield Hit(engine.label, f"CapabilityBoundingSet={value}")
+
+
+@rule(
     "container-no-ptrace",
     "warning",
     "observability",
