@@ -94,7 +94,7 @@ def unit_restart_storm(deployment: Deployment) -> Iterable[Hit | Open]:
     "warning",
     "observability",
     "The unit's sandbox forbids taking stacks",
-    why="The engine's own watchdog calls py-spy from inside the unit; without ptrace it logs an error instead of stacks.",
+    why="The engine's own watchdog calls py-spy from inside the unit; without ptrace it logs an error, not stacks.",
     fix="Allow ptrace in SystemCallFilter= and CAP_SYS_PTRACE in CapabilityBoundingSet=.",
 )
 def unit_no_ptrace(deployment: Deployment) -> Iterable[Hit | Open]:
