@@ -13,7 +13,7 @@ def test_nothing_breaks_under_loss_faults_and_aborts(seed: int) -> None:
         run.go()
     except Exception as error:
         raise AssertionError(
-            f"seed {seed}, event {run.world.events}: `python -m tests.simulation --first {seed} --seeds 1 --events 3000`\n"
+            f"event {run.world.events} of `python -m tests.simulation --first {seed} --seeds 1 --events 3000`\n"
             + "\n".join(run.world.trace[-30:])
         ) from error
 
