@@ -110,7 +110,8 @@ def test_equal_tokens_stay_or_go_together() -> None:
 
 def test_draws_are_uniform_and_fixed_for_ever() -> None:
     draws = np.asarray([uniform(seed, n) for seed in range(100) for n in range(200)])
-    assert draws.min() >= 0 and draws.max() < 1
+    assert draws.min() >= 0
+    assert draws.max() < 1
     counts = np.histogram(draws, bins=20, range=(0, 1))[0]
     assert ((counts - 1000) ** 2 / 1000).sum() < 45  # chi square, 19 degrees of freedom, p = 0.0007
     assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.03
