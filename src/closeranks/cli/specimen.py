@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--world", type=int, help="number of ranks (default: the specimen's own)")
     parser.add_argument("--port", type=int, default=0, help="port of its HTTP endpoints (default: any)")
     parser.add_argument("--capture", type=Path, metavar="DIR", help="capture evidence into DIR and end")
+    parser.add_argument("--once", action="store_true", help="no fault when it has struck before in this --folder")
     parser.add_argument("--folder", type=Path, help="keep log and sockets here (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
 
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the `with` below ends the specimen's processes
     try:
-        with start(args.name, world=args.world, folder=args.folder, port=args.port) as running:
+        with start(args.name, world=args.world, folder=args.folder, port=args.port, once=args.once) as running:
             _say(args.json, event="ready", pids=running.pids, helpers=running.helpers, port=running.port)
             onset = running.wait_onset()
             _say(args.json, event="onset", t=onset, log=str(running.log), expected=running.specimen.verdict_class)

@@ -176,6 +176,17 @@ def test_two_at_once_do_not_meet(tmp_path: Path) -> None:
         os.kill(one.pids[1], 0)
 
 
+def test_a_fault_that_strikes_once_is_gone_after_a_restart(tmp_path: Path) -> None:
+    with start("different_collectives", world=2, folder=tmp_path, once=True) as first:
+        first.wait_onset()
+        port = first.port
+    with start("different_collectives", world=2, folder=tmp_path, once=True, port=port) as second:
+        second.wait_onset()
+        assert second.specimen.healthy
+        assert second.port == port
+        assert "-> 200" in (second.capture() / "health.txt").read_text()
+
+
 def test_dies_with_its_harness(tmp_path: Path) -> None:
     program = (
         "import signal\nfrom closeranks.lab.specimens import start\n"

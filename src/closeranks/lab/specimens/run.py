@@ -15,12 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from closeranks.lab.specimens.directions import Directions
 from closeranks.lab.specimens.specs import SPECIMENS, Specimen
+from closeranks.lab.specimens.stage import STRUCK
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENTRY = {"sglang": "sglang.launch_server", "vllm": "vllm.entrypoints.openai.api_server"}
@@ -173,12 +174,19 @@ def command_line(specimen: Specimen, world: int) -> list[str]:
 
 @contextlib.contextmanager
 def start(
-    name: str, *, world: int | None = None, folder: Path | None = None, port: int = 0, timeout: float = 60.0
+    name: str,
+    *,
+    world: int | None = None,
+    folder: Path | None = None,
+    port: int = 0,
+    once: bool = False,
+    timeout: float = 60.0,
 ) -> Iterator[Running]:
     """Run the specimen `name` with `world` ranks (default: its own number) until the block ends; yields it when ready.
 
     `port` is that of its HTTP endpoints (0: one of the system's choice). `folder` keeps log and captures; without it a
-    temporary one is used and removed. Raises `KeyError` for an unknown name and `SpecimenError` when the specimen does
+    temporary one is used and removed. `once`: when its fault has struck before in this folder, it starts without it, as
+    an engine that was restarted. Raises `KeyError` for an unknown name and `SpecimenError` when the specimen does
     not get ready within `timeout` seconds.
     """
     specimen = SPECIMENS[name]
@@ -187,14 +195,16 @@ def start(
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specimen-")))
         folder.mkdir(parents=True, exist_ok=True)
-        running = _launch(specimen, world, folder, port)
+        healed = once and (folder / STRUCK).exists()
+        running = _launch(Directions(name, folder, -1, os.getpid(), port, healed), world)
         stack.callback(running.stop)
         running.wait_ready(timeout)
         yield running
 
 
-def _launch(specimen: Specimen, world: int, folder: Path, port: int) -> Running:
+def _launch(directions: Directions, world: int) -> Running:
     readable, writable = os.pipe()
+    folder, specimen = directions.folder, directions.specimen()
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(PROGRAMS), str(Path(__file__).parents[3])]),
@@ -203,9 +213,9 @@ def _launch(specimen: Specimen, world: int, folder: Path, port: int) -> Running:
         "TORCH_FR_BUFFER_SIZE": "2000",
         "PYTHONUNBUFFERED": "1",
     }
-    environment |= Directions(specimen.name, folder, writable, os.getpid(), port).environment()
+    environment |= replace(directions, event_fd=writable).environment()
     command = [sys.executable, "-m", ENTRY[specimen.engine], *command_line(specimen, world)]
-    with (folder / "engine.log").open("wb") as log:
+    with (folder / "engine.log").open("ab") as log:
         launcher = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

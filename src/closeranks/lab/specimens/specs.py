@@ -1,9 +1,10 @@
 """What each specimen is, and what a diagnosis of it must say. Data only."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
-Who = Literal["none", "first", "last", "half", "all"]
+Who = Literal["none", "first", "last", "but_last", "half", "all"]
 """Ranks as a function of the world size, so that a specimen can be started with 2, 3 or 4 ranks."""
 
 
@@ -38,8 +39,19 @@ class Specimen:
 
     def ranks(self, who: Who, world: int) -> frozenset[int]:
         """The ranks meant by `who` among `world` ranks."""
-        chosen = {"none": (), "first": (0,), "last": (world - 1,), "half": range(world // 2), "all": range(world)}
+        chosen: dict[Who, Iterable[int]] = {
+            "none": (),
+            "first": (0,),
+            "last": (world - 1,),
+            "but_last": range(world - 1),
+            "half": range(world // 2),
+            "all": range(world),
+        }
         return frozenset(chosen[who])
+
+    def healed(self) -> "Specimen":
+        """The same program without its fault: what a restart of an engine gives after a fault that strikes once."""
+        return replace(self, fault="", strikes="none", stands="none", verdict_class="HEALTHY_IDLE", healthy=True)
 
 
 _ALL = (
@@ -84,6 +96,7 @@ _ALL = (
         picture="one rank is a zombie with exit code -9, survivors wait or hang in threading._shutdown",
         fault="killed",
         strikes="last",
+        stands="but_last",
         also=("CRASH_LOOKS_LIKE_HANG",),
     ),
     Specimen(

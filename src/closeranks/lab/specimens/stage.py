@@ -16,7 +16,6 @@ import time
 from multiprocessing.synchronize import Event
 
 from closeranks.lab.specimens.directions import Directions
-from closeranks.lab.specimens.specs import Specimen
 
 FIELDS = (
     "running",
@@ -37,6 +36,9 @@ FIELDS = (
 )
 STRIKE_AT = 25
 """Loop iteration at which a fault strikes, counted from ready: far enough for a first log line and a first scrape."""
+
+STRUCK = "struck"
+"""File in the specimen's folder that says that its fault has struck once."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -68,8 +70,8 @@ class Board:
 class Stage:
     """Shared by every process of one running specimen."""
 
-    def __init__(self, specimen: Specimen, world: int, directions: Directions) -> None:
-        self.specimen = specimen
+    def __init__(self, world: int, directions: Directions) -> None:
+        self.specimen = directions.specimen()
         self.world = world
         self.folder = directions.folder
         self.port = directions.port
@@ -82,6 +84,8 @@ class Stage:
     def tell(self, event: str, rank: int | None = None, **detail: object) -> None:
         """Tell the harness that something happened: one JSON line, short enough for one atomic pipe write."""
         record = {"event": event, "rank": rank, "pid": os.getpid(), "t": time.time(), **detail}
+        if event == "onset":
+            (self.folder / STRUCK).touch()
         os.write(self._event_fd, json.dumps(record).encode() + b"\n")
 
     def strikes(self, fault: str, rank: int, at: int = STRIKE_AT) -> bool:

@@ -11,7 +11,6 @@ import sys
 from multiprocessing.process import BaseProcess
 
 from closeranks.lab.specimens.directions import Directions
-from closeranks.lab.specimens.specs import SPECIMENS
 from closeranks.lab.specimens.stage import LogFormat, Stage, die_with_parent, log_to_stderr
 
 from .srt.entrypoints.http_server import launch_http_server
@@ -38,8 +37,9 @@ def main(argv: list[str]) -> None:
     directions = Directions.read()
     die_with_parent(directions.parent)
     logger = log_to_stderr(LogFormat(""))
-    stage = Stage(SPECIMENS[directions.name], args.tp_size, directions)
+    stage = Stage(args.tp_size, directions)
     logger.info("server_args=ServerArgs(%s)", ", ".join(f"{name}={value!r}" for name, value in vars(args).items()))
+    (directions.folder / "rendezvous").unlink(missing_ok=True)  # of an earlier run in this folder
     silent = socket.create_server(("127.0.0.1", 0))  # accepts, and never answers
     own = os.getpid()
     context = multiprocessing.get_context("fork")

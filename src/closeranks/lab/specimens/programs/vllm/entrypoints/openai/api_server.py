@@ -12,7 +12,6 @@ import time
 import zmq
 
 from closeranks.lab.specimens.directions import Directions
-from closeranks.lab.specimens.specs import SPECIMENS
 from closeranks.lab.specimens.stage import STRIKE_AT, Stage, die_with_parent, log_to_stderr
 from closeranks.lab.specimens.stand_in import JSON, TEXT, Answer, Routes, StandIn
 
@@ -86,7 +85,7 @@ def main(argv: list[str]) -> None:
     args = parse(argv)
     directions = Directions.read()
     die_with_parent(directions.parent)
-    stage = Stage(SPECIMENS[directions.name], args.tensor_parallel_size, directions)
+    stage = Stage(args.tensor_parallel_size, directions)
     server = ApiServer(stage)
     context = multiprocessing.get_context("fork")
     context.Process(target=run_engine_core, args=(stage, os.getpid()), name="EngineCore").start()
