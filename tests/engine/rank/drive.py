@@ -68,7 +68,7 @@ class Engine:
             "threads": 1,
             "ranks_endpoint": endpoint,
             "rendezvous": f"{self.run_dir}/group",
-            "collective_deadline_s": 5.0,
+            "collective_deadline_s": 30.0,
         } | extra
         path = self.run_dir / f"rank{rank}.json"
         path.write_text(json.dumps(settings))
@@ -105,7 +105,7 @@ class Engine:
             self.said.append(message)
         return True
 
-    def wait(self, kind: type[T], match: Callable[[T], bool] = lambda _: True, timeout_s: float = 30.0) -> T:
+    def wait(self, kind: type[T], match: Callable[[T], bool] = lambda _: True, timeout_s: float = 120.0) -> T:
         """The first message of a kind that matches, removed; anything else stays."""
         until = time.monotonic() + timeout_s
         while True:
@@ -120,14 +120,14 @@ class Engine:
                 logs = "\n".join(self.log(r)[-2000:] for r in range(self.tp_size))
                 raise AssertionError(f"no {kind.__name__} within {timeout_s} s, but {self.said}\n{logs}")
 
-    def wait_all(self, kind: type[T], match: Callable[[T], bool] = lambda _: True, timeout_s: float = 30.0) -> list[T]:
+    def wait_all(self, kind: type[T], match: Callable[[T], bool] = lambda _: True, timeout_s: float = 120.0) -> list[T]:
         """One matching message of every rank, by rank."""
         return [
             self.wait(kind, lambda m, r=rank: m.rank == r and match(m), timeout_s)  # type: ignore[misc]
             for rank in range(self.tp_size)
         ]
 
-    def join(self, timeout_s: float = 60.0) -> "Engine":
+    def join(self, timeout_s: float = 300.0) -> "Engine":
         """Wait for all ranks and welcome them."""
         self.joined = self.wait_all(Joined, timeout_s=timeout_s)
         self.tell(Welcome(self.epoch))
@@ -158,4 +158,4 @@ class Engine:
     def stop(self) -> list[int]:
         """Stop the epoch; the exit codes."""
         self.tell(Stop(self.epoch))
-        return [rank.wait(20) for rank in self.ranks]
+        return [rank.wait(60) for rank in self.ranks]

@@ -30,7 +30,7 @@ def _member(pipe: Connection, program: Callable[..., Any], kind: str, folder: st
     from closeranks.engine.rank.collectives import join
 
     torch.set_num_threads(1)
-    deadlines = {"deadline_s": 5.0, "join_deadline_s": 60.0} | options.pop("deadlines", {})
+    deadlines = {"deadline_s": 60.0, "join_deadline_s": 120.0} | options.pop("deadlines", {})
     try:
         group = join(kind, "cpu", folder, rank, options.pop("as_if", size), options.pop("epoch", 1), 0xABC, **deadlines)
         outcome = Outcome(program(group, **options))
@@ -41,9 +41,16 @@ def _member(pipe: Connection, program: Callable[..., Any], kind: str, folder: st
 
 
 def run_group(
-    program: Callable[..., Any], size: int, kind: str = "shm", timeout_s: float = 60.0, **options: Any
+    program: Callable[..., Any],
+    size: int,
+    kind: str = "shm",
+    timeout_s: float = 200.0,
+    absent: int = -1,
+    **options: Any,
 ) -> list[Outcome]:
     """Run `program(group, **options)` on every rank. Members that are left at the time-out are killed (`running`).
+
+    The rank `absent` is not waited for.
 
     A value in `options` that is a list with one entry per rank and whose name ends with `_by_rank` is dealt out.
     """
@@ -62,9 +69,9 @@ def run_group(
             members.append(member)
         until = time.monotonic() + timeout_s
         outcomes = []
-        for pipe in pipes:
+        for rank, pipe in enumerate(pipes):
             try:
-                ready = pipe.poll(max(0.0, until - time.monotonic()))
+                ready = pipe.poll(0 if rank == absent else max(0.0, until - time.monotonic()))
                 outcomes.append(pipe.recv() if ready else Outcome(running=True))
             except EOFError:
                 outcomes.append(Outcome(fault="died"))

@@ -143,7 +143,7 @@ class Host:
             return True
         raise AssertionError(f"{what}: {value}")
 
-    def wait(self, kind: type[T], timeout_s: float = 30.0) -> list[T]:
+    def wait(self, kind: type[T], timeout_s: float = 120.0) -> list[T]:
         """One notice of this kind of every rank, by rank, removed; other kinds stay."""
         until = time.monotonic() + timeout_s
         while True:

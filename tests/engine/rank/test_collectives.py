@@ -50,7 +50,7 @@ def test_operations_of_all_kinds_follow_each_other(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["size", "type", "kind", "skip", "step", "rows", "large"])
 def test_ranks_that_disagree_all_fail_and_say_where(kind: str, how: str) -> None:
-    outcomes = run_group(programs.odd_one, 3, kind, how=how, deadlines={"deadline_s": 10.0})
+    outcomes = run_group(programs.odd_one, 3, kind, how=how, deadlines={"deadline_s": 60.0})
     assert {o.fault for o in outcomes} == {"CollectiveMismatch"}, outcomes
     assert all("rank 2 is at epoch 1 step" in o.text for o in outcomes), outcomes
 
@@ -58,7 +58,7 @@ def test_ranks_that_disagree_all_fail_and_say_where(kind: str, how: str) -> None
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["stopped", "left"])
 def test_a_rank_that_is_not_there_is_a_fault_of_those_that_wait(kind: str, how: str) -> None:
-    outcomes = run_group(programs.missing, 3, kind, how=how, timeout_s=2.5, deadlines={"deadline_s": 0.7})
+    outcomes = run_group(programs.missing, 3, kind, how=how, absent=2, deadlines={"deadline_s": 0.7})
     for outcome in outcomes[:2]:
         assert outcome.fault in ("CollectiveTimeout", "CollectiveBroken"), outcomes
         assert "all_reduce" in outcome.text
@@ -67,14 +67,14 @@ def test_a_rank_that_is_not_there_is_a_fault_of_those_that_wait(kind: str, how: 
 
 
 def test_a_killed_rank_is_named() -> None:
-    outcomes = run_group(programs.missing, 2, "shm", how="killed", timeout_s=20, deadlines={"deadline_s": 1.0})
+    outcomes = run_group(programs.missing, 2, "shm", how="killed", deadlines={"deadline_s": 1.0})
     assert outcomes[1].fault == "died"
     assert "rank 1 did not advance" in outcomes[0].text
 
 
 @pytest.mark.slow
 def test_a_slow_rank_that_advances_is_waited_for() -> None:
-    assert values(run_group(programs.slow, 2, "shm", seconds=2.5, deadlines={"deadline_s": 0.8})) == [2, 2]
+    assert values(run_group(programs.slow, 2, "shm", seconds=5.0, deadlines={"deadline_s": 2.0})) == [2, 2]
 
 
 @pytest.mark.slow
@@ -85,14 +85,12 @@ def test_waiting_costs_no_core() -> None:
 
 @pytest.mark.slow
 def test_ranks_of_different_epochs_do_not_form_a_group() -> None:
-    outcomes = run_group(
-        programs.mixed, 2, "shm", rounds=1, epoch_by_rank=[1, 2], deadlines={"join_deadline_s": 2.0}, timeout_s=20
-    )
+    outcomes = run_group(programs.mixed, 2, "shm", rounds=1, epoch_by_rank=[1, 2], deadlines={"join_deadline_s": 2.0})
     assert all(o.fault in ("CollectiveTimeout", "CollectiveMismatch") for o in outcomes), outcomes
 
 
 def test_a_rank_that_never_comes_is_named() -> None:
-    outcomes = run_group(programs.mixed, 1, "shm", rounds=1, deadlines={"join_deadline_s": 0.5}, as_if=3, timeout_s=20)
+    outcomes = run_group(programs.mixed, 1, "shm", rounds=1, deadlines={"join_deadline_s": 0.5}, as_if=3)
     assert outcomes[0].fault == "CollectiveTimeout"
     assert "ranks [1, 2] did not come" in outcomes[0].text
 

@@ -97,6 +97,8 @@ class NixlBackend:
             kinds.nixlNotAllowedError,
         )
         """What comes before anything was posted."""
+        self._active: tuple[type[Exception], ...] = (kinds.nixlRepostActiveError, *self._refused)
+        """What a release says that could not be done."""
         self._unfit: tuple[type[Exception], ...] = (msgspec.MsgspecError, *self._refused)
         self._pool = pool
         self._device = pool.device.index or 0 if pool.device.type == "cuda" else -1
@@ -182,24 +184,27 @@ class NixlBackend:
         self.meet(peer)
 
     def poll(self, write: Write) -> str | None:
-        left: list[Any] = []
-        for request in write.requests:
-            try:
-                state = self._agent.check_xfer_state(request)
-            except self._failed as error:
-                state = "ERR"
-                self._fail(write, repr(error))
-            if state == "PROC":
-                left.append(request)
-                continue
-            if state == "ERR" and not write.errors:
-                self._fail(write, "NIXL reported an error")
-            self._agent.release_xfer_handle(request)
-        write.requests = left
-        if left:
+        write.requests = [request for request in write.requests if not self._settled(write, request)]
+        if write.requests:
             return None
         self._unsettled[write.instance] -= 1
         return "; ".join(write.errors)
+
+    def _settled(self, write: Write, request: Any) -> bool:
+        """Whether a request has ended and NIXL let go of it: one that it cannot release may still be under way."""
+        try:
+            state = self._agent.check_xfer_state(request)
+        except self._failed as error:
+            state = f"{error!r}"
+        if state == "PROC":
+            return False
+        if state != "DONE" and state not in write.errors:
+            self._fail(write, state)
+        try:
+            self._agent.release_xfer_handle(request)
+        except self._active:
+            return False
+        return True
 
     def drop(self, instance: int) -> bool:
         if self._unsettled[instance] > 0:
