@@ -139,7 +139,7 @@ def serve(model: Path | str, *flags: str | int, env: Sequence[tuple[str, str]] =
             [*argv, *map(str, flags)],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=dict(os.environ, OMP_NUM_THREADS="1", **dict(env)),
+            env=_environment(dict(env)),
         )
     served = Served(process, run_dir, log)
     try:
@@ -154,6 +154,14 @@ def serve(model: Path | str, *flags: str | int, env: Sequence[tuple[str, str]] =
             process.wait()
             _await_gone(pids)
         shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _environment(more: dict[str, str]) -> dict[str, str]:
+    """One thread of OpenMP for each, random string hashes, and ranks with shifted clocks (`shifted/`)."""
+    env = dict(os.environ, OMP_NUM_THREADS="1", **more)
+    env.pop("PYTHONHASHSEED", None)
+    path = [str(Path(__file__).parent / "shifted"), env.get("PYTHONPATH", "")]
+    return {**env, "PYTHONPATH": os.pathsep.join(p for p in path if p)}
 
 
 def _await_ready(served: Served) -> None:
