@@ -1,6 +1,6 @@
 """On the path of a served process: each rank's clocks are shifted by hours, differently for each.
 
-A rank decides nothing by a clock, so that nothing may change. (String hashes differ as well: PYTHONHASHSEED is not set.)
+A rank decides nothing by a clock, so that nothing may change. (String hashes differ too: PYTHONHASHSEED is not set.)
 """
 
 import sys
