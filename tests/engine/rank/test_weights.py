@@ -277,3 +277,20 @@ def test_load_gives_model_and_fingerprint(folder: Path, tmp_path: Path) -> None:
     assert (loaded.dtype, loaded.context_length) == ("float32", 512)
     assert list(loaded.model.shard.kv) == [2]
     assert loaded.model.pages.planes == ("k", "v")
+
+
+def test_the_converted_folder_describes_itself_in_the_usual_names(folder: Path, tmp_path: Path) -> None:
+    path = tiny.convert(folder, tmp_path / "cache").path
+    assert json.loads((path / "config.json").read_text()) == {
+        "name": "hf",
+        "model_type": "llama",
+        "vocab_size": 131,
+        "max_position_embeddings": 512,
+        "bos_token_id": 1,
+        "eos_token_id": [2],
+    }
+    assert json.loads((path / "tokenizer_config.json").read_text()) == {"bos_token": "w1", "eos_token": "w2"}
+    assert (path / "chat_template.jinja").read_text() == "{{ messages }}"
+    (folder / "chat_template.jinja").unlink()
+    again = tiny.convert(folder, tmp_path / "cache").path
+    assert not (again / "chat_template.jinja").exists()

@@ -1,8 +1,9 @@
 """Converts a model once into the cache, whence every rank maps it: `CACHE/KEY/` with
 
     model.safetensors     canonical names (see `models.names`), one dtype, plus `rope.inv_freq`
-    config.json           `ModelConfig`
-    tokenizer.json, chat_template.jinja (empty file: none)
+    model.json            `ModelConfig`
+    config.json, tokenizer_config.json, tokenizer.json, chat_template.jinja (none: the model has none)
+                          name, limits and special tokens as Hugging Face spells them, for who renders and tokenizes
     manifest.json         `Manifest`: hashes of content, the same wherever the source lay
 
 KEY names the source (paths, sizes, times) and the dtype, so finding a converted model reads no weights. A folder is
@@ -14,10 +15,12 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +30,7 @@ from .models.names import ROPE, expected
 from .sources import Source
 from .tensorfile import TensorWriter, from_float32, raw
 
-VERSION = 1
+VERSION = 2
 """Raised when converted folders change meaning; older ones are then made anew."""
 
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -117,7 +120,7 @@ def prepare(model_path: str, cache_dir: str = "", dtype: str = "float32", note: 
     try:
         return Converted(
             path=target,
-            config=msgspec.json.decode((target / "config.json").read_bytes(), type=ModelConfig),
+            config=msgspec.json.decode((target / "model.json").read_bytes(), type=ModelConfig),
             manifest=msgspec.json.decode((target / "manifest.json").read_bytes(), type=Manifest),
         )
     except (msgspec.DecodeError, OSError) as error:
@@ -159,17 +162,41 @@ def convert(path: Path, target: Path, dtype: str, note: Note = to_stderr) -> Non
     part.mkdir()
     try:
         weights = write_weights(source, part, dtype, note)
-        (part / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(source.config)))
+        write_json(part / "model.json", source.config)
         note("converting the tokenizer")
         source.write_tokenizer(part)
-        (part / "chat_template.jinja").write_text(source.chat_template, encoding="utf-8")
+        write_for_readers(source, path, part)
         tokenizer = hashlib.blake2b((part / "tokenizer.json").read_bytes(), digest_size=16).hexdigest()
         manifest = Manifest(version=VERSION, dtype=dtype, weights=weights, tokenizer=tokenizer)
-        (part / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        write_json(part / "manifest.json", manifest)
         part.rename(target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     note(f"converted {path.name}")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Indented, for people's eyes too."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+
+
+def write_for_readers(source: Source, path: Path, folder: Path) -> None:
+    """The files that describe the model to others, in Hugging Face's names."""
+    c = source.config
+    name = re.sub(r"[.-](Q\d\w*|IQ\d\w*|F16|F32|BF16)$", "", path.stem) if path.is_file() else path.resolve().name
+    config = {
+        "name": name,
+        "model_type": c.architecture,
+        "vocab_size": c.vocab,
+        "max_position_embeddings": c.context_length,
+        "bos_token_id": c.bos_token_id if c.bos_token_id >= 0 else None,
+        "eos_token_id": list(c.eos_token_ids),
+    }
+    write_json(folder / "config.json", config)
+    special = {"bos_token": c.bos_token or None, "eos_token": c.eos_token or None}
+    write_json(folder / "tokenizer_config.json", special)
+    if source.chat_template:
+        (folder / "chat_template.jinja").write_text(source.chat_template, encoding="utf-8")
 
 
 def write_weights(source: Source, folder: Path, dtype: str, note: Note) -> str:
