@@ -28,6 +28,7 @@ class Calls:
         self._opener = ""
         self._started = False
         self._keys: set[str] = set()
+        self._in_body = False  # the value is the invoke's body
         self._skipped = ""  # why the value of the current parameter is skipped within a live call
         self._unwrap: list[str] | None = None  # prefix to send if the value is not unwrapped
         self._unwrapped = False
@@ -39,7 +40,7 @@ class Calls:
         self._keys = set()
         self._skipped = ""
         self.value = self.envelope = self._unwrap = None
-        self.bare = True
+        self.bare, self._in_body = True, False
         self.reason = refused or self._refusal(name)
         self.live = not self.reason
         if not self.live:
@@ -63,7 +64,7 @@ class Calls:
 
     def parameter(self, name: str, string: bool | None, tag: str) -> bool:
         """A parameter opens; `string` None: its tag does not say. Returns whether its value is a string."""
-        self.bare = False
+        self.bare = self._in_body = False
         self._skipped = ""
         self.value = None
         if not self.live:
@@ -104,8 +105,7 @@ class Calls:
     def text(self, text: str) -> None:
         """A piece of a string value."""
         if not self.live:
-            if text:
-                self.out.append(Discarded(text, self.reason, "value"))
+            self.discard(text)
         elif self._skipped:
             self.out.append(Discarded(text, self._skipped, "value"))
         elif text:
@@ -121,7 +121,12 @@ class Calls:
         if not self.live or self.value is None:
             self.text(text)
             return
+        read = self.value.unread + text if self._in_body else ""
         sent = self.value.feed(text)
+        if self._in_body and self.value.raw:
+            self.value = None
+            self.abort("malformed_json", read)
+            return
         if sent:
             self._send_value(sent)
         self._reject()
@@ -144,6 +149,7 @@ class Calls:
         """A JSON object is the body."""
         self.bare = False
         self.value = JsonStream()
+        self._in_body = True
         if self.live:
             self._start()
 
@@ -152,9 +158,10 @@ class Calls:
         value, self.value = self.value, None
         if not self.live or value is None:
             return
+        read = value.unread
         sent = value.finish(hold_last=True)
         if value.raw or (value.broken and self._policy.broken_json == "drop_call"):
-            self.abort("malformed_json", value.rejected)
+            self.abort("malformed_json", read)
             return
         if value.rejected:
             self.out.append(Discarded(value.rejected, "malformed_json", "value"))
@@ -167,28 +174,39 @@ class Calls:
         if not self.live or self.envelope is None:
             self.text(text)
             return
+        read = self.envelope.unread + text
         sent = self.envelope.feed(text)
-        if self.envelope.name is not None and not self._started and not self._name_envelope():
-            self.discard(sent)
+        if self.envelope.name is not None and not self._named(self.envelope.name, read):
             return
-        if sent:
-            self._send(sent)
+        self._send(sent)
+        if self.envelope.rejected:
+            self.out.append(Discarded(self.envelope.rejected, "malformed_json", "value"))
 
     def end_envelope(self, closer: str) -> None:
         """The envelope ends: commit, or drop what is malformed."""
         envelope, self.envelope = self.envelope, None
         if not self.live or envelope is None:
             return
-        self.envelope = envelope
+        read = envelope.unread
         sent = envelope.finish()
-        if sent is None or (not self._started and not self._name_envelope()):
-            if sent is None:
-                self.abort("malformed_json", envelope.unread + closer)
-            return
-        self.envelope = None
-        self._send(sent)
-        self._keys.add("")
-        self.commit()
+        if sent is None:
+            self.abort("malformed_json", read + closer)
+        elif self._named(envelope.name or "", read + closer):
+            self._send(sent)
+            self._keys.add("")
+            self.commit()
+
+    def _named(self, name: str, read: str) -> bool:
+        """The envelope told its tool: start the call, or mute it with what was read of it."""
+        if not self._started:
+            self._name = name
+            refusal = self._refusal(name) if name else "malformed_invoke"
+            if refusal:
+                self.envelope = None
+                self.abort(refusal, read)
+                return False
+            self._start()
+        return True
 
     def commit(self) -> None:
         """The invoke is complete."""
@@ -211,10 +229,12 @@ class Calls:
             self.live, self.reason = False, reason
             if not self._started:
                 self.discard(self._opener)
-            if self.envelope is not None and not self._started:
-                self.discard(self.envelope.unread)
+            for reader in (self.value, self.envelope):
+                if reader is not None:
+                    self.discard(reader.unread)
         self.value = self.envelope = None
         self._unwrap = None
+        self.bare = False
         self.discard(text)
 
     def forget(self) -> None:
@@ -238,15 +258,6 @@ class Calls:
         if name and not self._offer.has(name) and self._policy.unknown_tool == "drop":
             return "tool_not_offered"
         return ""
-
-    def _name_envelope(self) -> bool:
-        self._name = (self.envelope.name if self.envelope else "") or ""
-        refusal = self._refusal(self._name) if self._name else "malformed_invoke"
-        if refusal:
-            self.abort(refusal, "")
-            return False
-        self._start()
-        return True
 
     def _start(self) -> None:
         if not self._started:

@@ -9,7 +9,7 @@ from closeranks.codec.events import Content, Discarded, Event, Reasoning, ToolCa
 from closeranks.codec.intake import Bytes, Tokens, clean, token_id
 from closeranks.codec.jsonstream import string_body
 from closeranks.codec.lexicon import HEAD_LIMIT, Kind, Lexicon, Marker, lexicon_of
-from closeranks.codec.machine import CHAIN_LIMIT, JUNK_LIMIT, NEWLINES, TRANSITIONS, Action, State
+from closeranks.codec.machine import CHAIN_LIMIT, JUNK_LIMIT, LEAD_LIMIT, NEWLINES, TRANSITIONS, Action, State
 from closeranks.codec.offer import Offer
 from closeranks.codec.policy import DEFAULT, Policy
 from closeranks.codec.quoting import Quoting
@@ -90,6 +90,7 @@ class Decoder:
         self._carry = ""  # prose held while a block decides whether it is one
         self._opener = ""  # the block's opener; "" where an invoke stands alone
         self._wrapped = False
+        self._odd_opener = False  # a tag of unknown name
         self._seen_invoke = False
         self._held = ""  # text in a block before its first invoke
         self._junk = False  # text that is not white space since the last tag
@@ -331,21 +332,29 @@ class Decoder:
         return found.start() if found else size
 
     def _hold_from(self, at: int, start: int) -> int:
-        """From where text before `start` is held: what may join with text after a deleted marker, then newlines."""
-        buffer, begun = self._buffer, self._spelling.strict_begun
-        low, hold = max(at, start - CHAIN_LIMIT), start
-        while hold > low:
-            found = begun.search(buffer, max(low, hold - HEAD_LIMIT), hold)
-            if found is None or found.start() == hold:
-                break
-            hold = found.start()
-        if hold <= start - CHAIN_LIMIT:
+        """From where text before `start` is held: what may join with text after a deleted marker, and newlines that may
+        turn out to be framing, together with what may join across them."""
+        limit = start - CHAIN_LIMIT
+        hold = self._chain_from(max(at, limit), start)
+        if hold > limit:
+            newest = max(at, hold - NEWLINES)
+            while hold > newest and self._buffer[hold - 1] == "\n":
+                hold -= 1
+            if hold < start and self._buffer[hold] == "\n":
+                hold = self._chain_from(max(at, limit), hold)
+        if hold <= limit:
             self._overflow = True
-            return hold
-        newest = max(at, hold - NEWLINES)
-        while hold > newest and buffer[hold - 1] == "\n":
-            hold -= 1
         return hold
+
+    def _chain_from(self, low: int, start: int) -> int:
+        """Where beginnings of markers, one after the other, lead up to `start`."""
+        begun = self._spelling.strict_begun
+        while start > low:
+            found = begun.search(self._buffer, max(low, start - HEAD_LIMIT), start)
+            if found is None or found.start() == start:
+                break
+            start = found.start()
+        return start
 
     def _is_quoted(self, group: str, end: int) -> bool:
         quoting = self._quoting[self._channel]
@@ -364,40 +373,41 @@ class Decoder:
             return
         text = self._lexicon.show(text)
         channel = self._channel
+        if self._state is State.AFTER:
+            self._quoting[channel].update(text)
+            self._discard(text, "after_call")
+            return
         if self._guard[channel] or self._overflow or leave:
             self._overflow = False
-            text = self._guarded(channel, text)
-            if not text:
-                return
-        self._quoting[channel].update(text)
-        if self._state is State.CONTENT:
-            self._out.append(Content(text))
-        elif self._state is State.REASONING:
-            self._out.append(Reasoning(text))
+            self._say_guarded(channel, text)
         else:
-            self._discard(text, "after_call")
+            self._put(channel, text)
 
-    def _guarded(self, channel: State, text: str) -> str:
+    def _put(self, channel: State, text: str) -> None:
+        if text:
+            self._quoting[channel].update(text)
+            self._out.append(Reasoning(text) if channel is State.REASONING else Content(text))
+
+    def _say_guarded(self, channel: State, text: str) -> None:
         """`text` without the characters that would complete a marker begun by text already sent."""
         head, begun, guard = self._spelling.strict_head, self._spelling.strict_begun, self._guard[channel]
-        kept: list[str] = []
+        sent = 0
         for i, char in enumerate(text):
-            if not guard and kept:
-                kept.append(text[i:])
-                guard = ""
-                tail = text[-HEAD_LIMIT:]
+            if not guard and i:
+                tail = text[max(i, len(text) - HEAD_LIMIT) :]
                 found = begun.search(tail)
                 guard = tail[found.start() :] if found else ""
                 break
             if head.search(guard + char):
+                self._put(channel, text[sent:i])
                 self._discard(char, "spliced_markup")
+                sent = i + 1
                 continue
-            kept.append(char)
             guard += char
             found = begun.search(guard)
             guard = guard[found.start() :] if found else ""
         self._guard[channel] = guard
-        return "".join(kept)
+        self._put(channel, text[sent:])
 
     def _do_stray(self, marker: Marker) -> None:
         tag = self._tag(marker)
@@ -488,7 +498,7 @@ class Decoder:
 
     def _reset_block(self) -> None:
         self._carry = self._opener = self._held = ""
-        self._wrapped = self._seen_invoke = self._junk = False
+        self._wrapped = self._seen_invoke = self._junk = self._odd_opener = False
         self._family = "real"
 
     def _release(self, reason: str, held: str) -> None:
@@ -548,9 +558,11 @@ class Decoder:
 
     def _text_in_block(self, text: str) -> None:
         if self._state is State.INVOKE and self._calls.bare:
-            body = text.lstrip(" \t\r\n")
+            body = text.lstrip()
+            self._held = (self._held + text[: len(text) - len(body)])[:LEAD_LIMIT]
             if not body:
                 return
+            held, self._held = self._held, ""
             at = self._at - len(body)
             if body[0] == "{" and self.policy.direct_json == "parse" and self._calls.live:
                 self._calls.open_body()
@@ -559,20 +571,20 @@ class Decoder:
             if not self._wrapped:
                 self._opener = self._invoke_tag
                 self._calls.forget()
-                self._at = at - (len(text) - len(body))
-                self._release("no_body", "")
+                self._at = at
+                self._release("no_body", held)
                 return
             self._calls.abort("no_body", "")
         elif self._state is State.BLOCK and not self._seen_invoke and self._opener:
             held = self._held + text
             rest = held.lstrip()
             lead = len(held) - len(rest)
-            self._held = held[: min(lead, 16)] + rest
+            self._held = held[: min(lead, LEAD_LIMIT)] + rest
             if len(rest) > JUNK_LIMIT:
                 self._release("no_invoke", self._held)
             return
         if not self._junk:
-            text = text.lstrip(" \t\r\n")
+            text = text.lstrip()
             self._junk = bool(text)
         if self._state is State.INVOKE and not self._calls.live:
             self._calls.discard(self._lexicon.show(text))
@@ -585,11 +597,15 @@ class Decoder:
             held, self._held = self._held, ""
             if held.strip():
                 self._discard(held, "junk_in_block", "block")
+            if self._odd_opener:
+                self._discard(self._opener, "stray_markup", "block")
+        self._held = ""
         self._seen_invoke = True
         self._junk = False
 
     def _do_open_block(self, marker: Marker) -> None:
         self._enter(marker, wrapped=True)
+        self._odd_opener = marker.kind is Kind.OTHER_OPEN
         self._state = State.BLOCK
 
     def _do_close_block(self, marker: Marker) -> None:
@@ -808,11 +824,10 @@ class Decoder:
     def _finish(self, reason: str) -> None:
         """Account for what is open."""
         calls = self._calls
+        while self._undecided:
+            self._release("no_invoke", self._held)
+            self._run(final=True)
         if self._state is State.BLOCK and not self._seen_invoke:
-            if self._undecided:
-                self._release("no_invoke", self._held)
-                self._run(final=True)
-                return
             self._discard(self._opener, "empty_block")
         elif self._state is State.INVOKE and calls.started and self.policy.incomplete_call == "accept":
             calls.commit()

@@ -93,6 +93,12 @@ class JsonStream:
         self._sent = False
         self._stack: list[str] = []
 
+    @property
+    def unread(self) -> str:
+        """Text that was taken and has neither left nor been rejected."""
+        key = f'"{self._key}' if self._expect == "key_string" else ""
+        return self._pending + key + self._held
+
     def feed(self, text: str) -> str:
         """Take the next piece; return what can be sent."""
         self.rejected = ""

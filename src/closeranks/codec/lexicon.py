@@ -61,10 +61,13 @@ class Marker:
 
 _ATTRIBUTE_NAME = re.compile(r"""\bname\s*=\s*(?:"([^"\n]{0,256})"|'([^'\n]{0,256})')""")
 _ATTRIBUTE_STRING = re.compile(r"""\bstring\s*=\s*["']?(true|false)["']?(?=[\s/]|\Z)""", re.IGNORECASE)
+_ATTRIBUTES = re.compile(r"""(?:\s+[\w-]+\s*=\s*(?:"[^"\n]*"|'[^'\n]*'|\w+))*\s*/?\s*""")
 _TOOL_NAME = re.compile(r"[^\s<>\"'｜\ud800-\udfff][^<>\"'\n｜\ud800-\udfff]*")
 _NAME = re.compile(r" ?([A-Za-z_]*)")
 # a whole parameter opener in one go, for names that hold quotes or angle brackets
-_PARAMETER = re.compile(r'\s+name="((?:(?!"\s+string="|DSML)[^\n]){0,256})"\s+string="(true|false)"\s*>', re.IGNORECASE)
+_PARAMETER = re.compile(
+    r'[ \t]+name="((?:(?!"[ \t]+string="|DSML)[^\n]){0,256})"[ \t]+string="(true|false)"[ \t]*>', re.IGNORECASE
+)
 _TAG_BODY = re.compile(r"(?:[^\"<>\n｜\ud800-\udfff]|\"[^\"\n｜\ud800-\udfff]*\")*+")
 _OPEN_QUOTE = re.compile(r"\"[^\"\n｜\ud800-\udfff]*+")
 
@@ -75,6 +78,17 @@ def _partial(atoms: list[str]) -> str:
     for atom in reversed(atoms):
         pattern = rf"(?:\Z|{atom}{pattern})"
     return pattern
+
+
+def _partial_literals(literals: list[str]) -> str:
+    """The same for a set of literals, as one tree: a place where none begins is left after a character or two."""
+    branches: dict[str, list[str]] = {}
+    for literal in literals:
+        if literal:
+            branches.setdefault(literal[0], []).append(literal[1:])
+    if not branches:
+        return r"\Z"
+    return r"(?:\Z|" + "|".join(re.escape(char) + _partial_literals(rest) for char, rest in branches.items()) + ")"
 
 
 def _letters(literal: str) -> list[str]:
@@ -127,7 +141,7 @@ class Lexicon:
             *([f"(?P<control>{'|'.join(map(re.escape, controls))})"] if controls else []),
             f"(?P<real>{real.head})",
         ]
-        begun = [_partial(_letters(literal)) for literal in (think_open, think_close, *controls)]
+        begun = [_partial_literals([think_open, think_close, *controls])]
         self.block_head = {
             name: re.compile("|".join([*parts, *([f"(?P<{name}>{family.head})"] if name != "real" else [])]))
             for name, family in families.items()
@@ -277,7 +291,10 @@ class Lexicon:
             return Marker(Kind.INVOKE_OPEN, start, end)
         found = _ATTRIBUTE_NAME.search(attributes)
         name = (found.group(1) or found.group(2) or "") if found else ""
-        if not found or not ended or len(name) > NAME_LIMIT or not _TOOL_NAME.fullmatch(name):
+        readable = (
+            found and len(name) <= NAME_LIMIT and _TOOL_NAME.fullmatch(name) and _ATTRIBUTES.fullmatch(attributes)
+        )
+        if not ended or not readable:
             return Marker(Kind.INVOKE_BAD, start, end)
         empty = attributes.rstrip().endswith("/")
         return Marker(Kind.INVOKE_EMPTY if empty else Kind.INVOKE_OPEN, start, end, name)

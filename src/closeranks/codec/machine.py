@@ -24,7 +24,8 @@ from enum import Enum
 from closeranks.codec.lexicon import Kind
 
 JUNK_LIMIT = 256  # text between a block's opener and its first invoke that is held to see whether it is a block
-CHAIN_LIMIT = 64  # text before a marker that is held because deleting the marker could join it to the text after
+CHAIN_LIMIT = 32  # text before a marker that is held because deleting the marker could join it to the text after
+LEAD_LIMIT = 16  # white space before that text, or before the body of an invoke, that is held with it
 NEWLINES = 2  # newlines before a block that belong to its framing
 
 
