@@ -7,8 +7,9 @@
     versions: ">=0.5.13.post1,<0.5.16"   # left out: every version
     when:                                # all must hold; left out: always
       flags: {disaggregation-mode: [prefill], hicache-size: "*"}   # a list of values; "*": set; "-": not set
-      env: {SGLANG_REQ_WAITING_TIMEOUT: "*"}
-      above: {tp-size: 1}                # a number that must be exceeded
+      env: {SYNC_TOKEN_IDS_ACROSS_TP: ["-", "0"]}
+      above: {tp-size: 1}                # a flag's number that must be exceeded
+      env_above: {SGLANG_REQ_WAITING_TIMEOUT: 0}   # a variable's
       model: [deepseek_v32, deepseek_v4] # model_type of the model folder
     title: ...
     why: ...
@@ -34,7 +35,7 @@ _KEYS = {
     *("checked", "finds", "passes"),
 }
 _REQUIRED = {"id", "severity", "area", "engine", "title", "why", "fix", "checked", "finds", "passes"}
-_CONDITIONS = {"flags", "env", "above", "model"}
+_CONDITIONS = {"flags", "env", "above", "env_above", "model"}
 
 
 class CatalogError(ValueError):
@@ -57,6 +58,7 @@ class Unsafe:
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     env: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     above: Mapping[str, float] = field(default_factory=dict)
+    env_above: Mapping[str, float] = field(default_factory=dict)
     model: tuple[str, ...] = ()
     refs: tuple[str, ...] = ()
     checked: str = ""
@@ -106,6 +108,7 @@ def _parse(name: str, text: str) -> Unsafe:
         flags=_values(when.get("flags")),
         env=_values(when.get("env")),
         above={str(k): float(v) for k, v in (when.get("above") or {}).items()},
+        env_above={str(k): float(v) for k, v in (when.get("env_above") or {}).items()},
         model=tuple(when.get("model") or ()),
         refs=tuple(str(ref) for ref in data.get("refs") or ()),
         checked=str(data["checked"]),

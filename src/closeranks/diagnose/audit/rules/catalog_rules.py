@@ -44,6 +44,10 @@ def judge(entry: Unsafe, engine: Engine, deployment: Deployment) -> Iterable[Hit
         if not engine.number(name) > limit:
             return
         seen.append(_say(f"--{name}", engine.flag(name), name in engine.flags))
+    for name, limit in entry.env_above.items():
+        if not _number(engine.env.get(name)) > limit:
+            return
+        seen.append(f"{name}={engine.env[name]}")
     unknown = []
     for name, wanted in entry.env.items():
         if name not in engine.env and UNSET in wanted and not engine.complete_env:
@@ -75,6 +79,14 @@ def _model(entry: Unsafe, engine: Engine, deployment: Deployment) -> bool | None
         return True
     types = {model.model_type for model in models_of(engine, deployment) if model.model_type}
     return bool(types & set(entry.model)) if types else None
+
+
+def _number(text: str | None) -> float:
+    """A number, -inf for what is none."""
+    try:
+        return float(text or "-inf")
+    except ValueError:
+        return float("-inf")
 
 
 def _meets(value: str | None, wanted: tuple[str, ...]) -> bool:
