@@ -59,7 +59,12 @@ def status_of(url: str) -> int:
 
 @contextmanager
 def gateway(
-    folder: Path, roles: tuple[str, ...] = ("both",), ready: bool = True, silent: bool = False, **settings: Any
+    folder: Path,
+    roles: tuple[str, ...] = ("both",),
+    ready: bool = True,
+    silent: bool = False,
+    tcp: bool = False,
+    **settings: Any,
 ) -> Iterator[Running]:
     """Start leaders and a gateway; both are gone afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,14 +72,15 @@ def gateway(
     leaders = [Leader(f"ipc://{folder}/{role}{i}.sock", role, silent=silent) for i, role in enumerate(roles)]
     ends: dict[str, list[str]] = {}
     for leader in leaders:
+        if tcp:
+            leader.endpoint, leader.curve_key_file = "tcp://127.0.0.1:*", settings["curve_key_file"]
+        leader.__enter__()
         ends.setdefault(leader.role, []).append(leader.endpoint)
     given = {"run_dir": str(folder), "model_dir": str(model), "port": 0, **ends, "log_format": "json", **settings}
     path = folder / "settings.json"
     path.write_text(json.dumps(given))
     log = folder / "gateway.log"
     said = folder / "gateway.json"
-    for leader in leaders:
-        leader.__enter__()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     with log.open("wb") as output:
         argv = [sys.executable, "-m", "closeranks.gateway", str(path)]

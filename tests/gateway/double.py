@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
+import zmq.auth
 
 from closeranks.protocol import (
     Abort,
@@ -53,6 +54,7 @@ class Leader:
     """Makes what is sent of what should be."""
     refuse: Callable[[Submit], Ended | None] | None = None
     fingerprint: Fingerprint = FINGERPRINT
+    curve_key_file: str = ""
     oldest_wait_s: float = 0.0
     slowest_rank: int = -1
     last_progress_s: float = 0.0
@@ -125,7 +127,13 @@ class Leader:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if self.curve_key_file:
+            public, secret = zmq.auth.load_certificate(self.curve_key_file)
+            self._socket.curve_server = True
+            self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
         self._socket.bind(self.endpoint)
+        if self.endpoint.startswith("tcp://"):
+            self.endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
         ready.set()
         due = time.monotonic()
         while not self._stop.is_set():

@@ -78,6 +78,8 @@ def test_models_info_and_metrics(service: Running) -> None:
     call(service.url + "/v1/completions", {"prompt": "x", "max_tokens": 3})
     _, _, models = call(service.url + "/v1/models")
     assert [(m["id"], m["max_model_len"]) for m in models["data"]] == [("tiny", 512)]
+    assert call(service.url + "/v1/models/tiny")[2] == models["data"][0]
+    assert call(service.url + "/v1/models/gpt-9")[0] == 404
     _, _, info = call(service.url + "/server_info")
     assert info["engines"][0]["status"]["engine"] == "both"
     assert info["settings"]["max_open_requests"] == 40
@@ -94,7 +96,16 @@ def test_models_info_and_metrics(service: Running) -> None:
     assert 'closeranks_engine_up{engine="both"} 1.0' in text
 
 
-def test_health_names_what_waits(service: Running) -> None:
+def test_token_ids_for_those_who_ask(service: Running) -> None:
+    service.leader.script = script(TEXT)
+    sampled = [*MADE.encode(TEXT).ids, MADE.token_to_id("<|im_end|>")]
+    body = {"prompt": "x", "max_tokens": 100, "return_token_ids": True}
+    _, _, content = call(service.url + "/v1/completions", body)
+    assert content["choices"][0]["token_ids"] == sampled
+    assert "token_ids" not in call(service.url + "/v1/completions", {"prompt": "x"})[2]["choices"][0]
+
+
+def test_health_and_ready(service: Running) -> None:
     assert status_of(service.url + "/health") == 200
     status, _, content = call(service.url + "/ready")
     assert (status, content) == (200, {"ok": True, "reasons": []})

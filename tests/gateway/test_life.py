@@ -6,9 +6,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
+import zmq.auth
 
 from . import tiny
 from .client import Raw, call, chat
@@ -105,6 +107,31 @@ def test_no_prompt_and_no_answer_in_the_log(tmp_path: Path) -> None:
         line = next(json.loads(text) for text in log.splitlines() if "the-id" in text)
         assert line["output_tokens"] == 2
         assert line["status"] == 200
+
+
+@pytest.mark.slow
+def test_tcp_with_the_deployments_key(tmp_path: Path) -> None:
+    for name in ("right", "wrong"):
+        zmq.auth.create_certificates(tmp_path, name)
+    right = str(tmp_path / "right.key_secret")
+    with gateway(tmp_path / "g", ("prefill", "decode"), tcp=True, curve_key_file=right) as running:
+        assert call(running.url + CHAT, chat(max_tokens=3))[0] == 200
+        given = json.loads((tmp_path / "g" / "settings.json").read_text())
+        other = {**given, "run_dir": str(tmp_path / "o"), "curve_key_file": str(tmp_path / "wrong.key_secret")}
+        (tmp_path / "other.json").write_text(json.dumps(other))
+        argv = [sys.executable, "-m", "closeranks.gateway", str(tmp_path / "other.json")]
+        with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as stranger:
+            said = tmp_path / "o" / "gateway.json"
+            wait_for(said.exists)
+            url = f"http://127.0.0.1:{json.loads(said.read_text())['port']}"
+            time.sleep(1.5)  # longer than the first Attach and its answer take
+            assert call(url + "/ready")[0] == 503
+            stranger.kill()
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({**given, "port": 0, "curve_key_file": str(tmp_path / "right.key")}))
+    done = start(str(path))
+    assert done.returncode == 70
+    assert "secret" in done.stderr
 
 
 def start(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -4,11 +4,13 @@ Exits 0 after SIGTERM or SIGINT, 2 if the settings are wrong, 70 if it cannot se
 """
 
 import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import os
 import resource
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -28,15 +30,22 @@ async def serve(given: settings.Settings) -> int:
     """Until a signal."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    sock = server.bind(given.host, given.port)
+    place = Path(given.run_dir) / "gateway.json"
+    sock = _bind(given, place)
     gateway = service.Gateway(given)
+
+    def signalled() -> None:
+        if stop.is_set():  # asked twice
+            gateway.hurry()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
     gateway.start()
     http = server.make(app.make(gateway), given)
     serving = asyncio.create_task(http.serve(sockets=[sock]))
     port = sock.getsockname()[1]
-    _write(Path(given.run_dir) / "gateway.json", server.said(port, os.getpid()))
+    _write(place, server.said(port, os.getpid()))
     log.info("gateway listens", host=given.host, port=port)
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -72,6 +81,14 @@ def main(argv: list[str]) -> int:
     except (OSError, CurveKeyError) as error:
         log.error("gateway cannot serve", error=str(error))
         return 70
+
+
+def _bind(given: settings.Settings, place: Path) -> socket.socket:
+    """The listening socket. With port 0, a gateway that is started again takes the port that clients know."""
+    if given.port == 0 and place.exists():
+        with contextlib.suppress(OSError, msgspec.DecodeError, KeyError, TypeError):
+            return server.bind(given.host, int(msgspec.json.decode(place.read_bytes())["port"]))
+    return server.bind(given.host, given.port)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from closeranks.gateway import health as judge
-from closeranks.gateway.errors import Unavailable as Unavailable
+from closeranks.gateway.errors import Unavailable, Unknown
 from closeranks.gateway.service import Gateway
 
 SECRETS = ("api_key", "admin_api_key", "curve_key_file")
@@ -36,11 +36,23 @@ async def metrics(gateway: Gateway, request: Request, rid: str) -> Response:
 
 
 async def models(gateway: Gateway, request: Request, rid: str) -> Response:
+    return json_response({"object": "list", "data": [_entry(gateway)]})
+
+
+async def model(gateway: Gateway, request: Request, rid: str) -> Response:
+    entry = _entry(gateway)
+    name = request.path_params["name"]
+    if name not in ("default", entry["id"]):
+        raise Unknown(f"model {name!r} is not served here; {entry['id']!r} is", code="model_not_found")
+    return json_response(entry)
+
+
+def _entry(gateway: Gateway) -> dict[str, Any]:
     if gateway.model is None:
         raise Unavailable(gateway.model_error, retry_after_s=2.0)
-    model = gateway.model
-    entry = {"id": model.name, "object": "model", "created": 0, "owned_by": "closeranks", "root": model.name}
-    return json_response({"object": "list", "data": [{**entry, "max_model_len": gateway.limit()}]})
+    name = gateway.model.name
+    entry = {"id": name, "object": "model", "created": int(gateway.started), "owned_by": "closeranks", "root": name}
+    return {**entry, "max_model_len": gateway.limit()}
 
 
 async def server_info(gateway: Gateway, request: Request, rid: str) -> Response:

@@ -20,7 +20,7 @@ from closeranks.codec import Decoder
 from closeranks.gateway import admin, chat, completions, openai
 from closeranks.gateway.choice import Choice
 from closeranks.gateway.decoded import DecodedChoice
-from closeranks.gateway.errors import ApiError, Denied, Invalid, Slow, TooLarge, TooLong, Unknown
+from closeranks.gateway.errors import ApiError, Denied, Invalid, Slow, TooLarge, TooLong, Unavailable, Unknown
 from closeranks.gateway.model import Model
 from closeranks.gateway.reply import Format, Reply, Timing
 from closeranks.gateway.service import Gateway
@@ -38,12 +38,13 @@ def make(gateway: Gateway) -> ASGIApp:
     """The ASGI application of a gateway."""
 
     def route(path: str, handler: Handler, method: str, key: str = "api") -> Route:
-        return Route(path, partial(_handle, gateway, handler, key), methods=[method])
+        return Route(path, partial(_handle, gateway, handler, path, key), methods=[method])
 
     routes = [
         route("/v1/chat/completions", _chat, "POST"),
         route("/v1/completions", _completion, "POST"),
         route("/v1/models", admin.models, "GET"),
+        route("/v1/models/{name:path}", admin.model, "GET"),
         route("/tokenize", _tokenize, "POST"),
         route("/detokenize", _detokenize, "POST"),
         route("/health", admin.health, "GET", key=""),
@@ -72,10 +73,9 @@ async def _broken(request: Request, error: Exception) -> Response:
     )
 
 
-async def _handle(gateway: Gateway, handler: Handler, key: str, request: Request) -> Response:
+async def _handle(gateway: Gateway, handler: Handler, endpoint: str, key: str, request: Request) -> Response:
     """What all endpoints share: the id, the key, errors in shape."""
     rid = _new_rid()
-    endpoint = request.url.path
     began = gateway.clock()
     try:
         rid = _rid(request.headers.get("x-request-id"), "X-Request-Id") or rid
@@ -277,7 +277,7 @@ def _check_ids(model: Model, tokens: Sequence[int], param: str) -> None:
 
 def _model(gateway: Gateway) -> Model:
     if gateway.model is None:
-        raise admin.Unavailable(gateway.model_error, retry_after_s=2.0)
+        raise Unavailable(gateway.model_error, retry_after_s=2.0)
     return gateway.model
 
 

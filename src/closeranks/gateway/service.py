@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import structlog
 import zmq
 
-from closeranks.gateway import engines, model
+from closeranks.gateway import engines, health, model
 from closeranks.gateway.choice import Choice
 from closeranks.gateway.decoded import DecodedChoice
 from closeranks.gateway.errors import Busy, Conflict, Unavailable
@@ -33,6 +33,7 @@ class Gateway:
         self.settings = settings
         self.clock = time.monotonic
         self.began = self.clock()
+        self.started = time.time()
         self.router = Router(settings.prefill, settings.decode, settings.both, settings.engine_silence_s)
         self.requests = Requests(self.router, engine_wait_s=settings.engine_wait_s)
         self.metrics = Metrics(self.router, self.requests, self.clock)
@@ -40,6 +41,9 @@ class Gateway:
         self.draining = False
         self.model: model.Model | None = None
         self.model_error = "the model is not loaded yet"
+        self._usable = -math.inf
+        """When a pair of engines was last seen usable: for a while after, requests are taken on and wait."""
+        self._resumed = 0
         self._links: dict[str, engines.Link] = {}
         self._idle = asyncio.Event()
         self._tick: asyncio.Task[None] | None = None
@@ -70,6 +74,10 @@ class Gateway:
             self.requests.end(request_id, End("shutdown", "the service is shutting down"))
         self._flush()
 
+    def hurry(self) -> None:
+        """Do not wait for open requests any longer."""
+        self._idle.set()
+
     async def stop(self) -> None:
         if self._tick is not None:
             self._tick.cancel()
@@ -85,8 +93,10 @@ class Gateway:
             raise Unavailable("the service is shutting down", retry_after_s=5.0)
         if self.model is None:
             raise Unavailable(self.model_error, retry_after_s=2.0)
-        if not any(engine.status is not None for engine in self.router.engines.values()):
-            raise Unavailable("no engine is up yet", code="not_ready", retry_after_s=2.0)
+        now = self.clock()
+        if not self.router.pairs(now) and now - self._usable > self.settings.engine_wait_s:
+            reasons = health.ready(self.router, False, "", now).reasons
+            raise Unavailable(f"no engine is up: {'; '.join(reasons)}", code="not_ready", retry_after_s=2.0)
         if rid in self.replies:
             raise Conflict(f"a request with id {rid} is open", param="rid")
         if len(self.requests.open) + choices > self.settings.max_open_requests:
@@ -236,9 +246,18 @@ class Gateway:
                 link.poll()  # after a pause of this process: first what came meanwhile, then the judgement of silence
             self.requests.on_time(now)
             self._flush()
+            if self.router.pairs(now):
+                self._usable = now
+            self._say_resumed()
             for reply in list(self.replies.values()):
                 self._tend(reply, now)
             await asyncio.sleep(TICK_S)
+
+    def _say_resumed(self) -> None:
+        counts = {name: n for name, n in self.requests.counts.items() if name.startswith("resumed_")}
+        if sum(counts.values()) > self._resumed:
+            log.warning("attempts were given up for others", since_start=counts, unplaced=self.requests.waiting)
+            self._resumed = sum(counts.values())
 
     def _tend(self, reply: Reply, now: float) -> None:
         """Keep a silent stream open, and cut off a client that takes nothing."""
