@@ -28,7 +28,7 @@ FIELDS = sorted(openai.ChatRequest.__struct_fields__)
 BODIES = st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=5)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BODIES, st.booleans())
 def test_chat(service: Running, body: dict[str, Any], sound: bool) -> None:
     if sound:  # around a sound core, so that the later checks are met too
