@@ -148,6 +148,24 @@ def test_a_repository_ahead_of_its_tag(tmp_path: Path) -> None:
     assert "disaggregation" in finding.detail
 
 
+def test_a_checkout_of_the_engine_itself(tmp_path: Path) -> None:
+    for path, text in FILES.items():
+        (tmp_path / "python" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "python" / path).write_text(text)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "release")
+    [install] = collect([str(tmp_path)]).installs
+    assert "finds no tag" in install.problem
+    git(tmp_path, "tag", "v0.5.20")
+    (tmp_path / "python/sglang/srt/managers/scheduler.py").write_text("patched, not committed")
+    deployment = collect([str(tmp_path)], ["python", "-m", "sglang.launch_server", "--tp", "2"])
+    [install] = deployment.installs
+    assert (install.name, install.version, install.commits_ahead) == ("sglang", "0.5.20", 0)
+    assert [c.area for c in install.changed] == ["scheduler"]
+    assert deployment.engines[0].version == "0.5.20"
+
+
 def test_a_git_install_without_its_repository(tmp_path: Path) -> None:
     info = tmp_path / "sglang-0.5.24.dev12+gabc.dist-info"
     info.mkdir()

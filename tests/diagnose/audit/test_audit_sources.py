@@ -311,6 +311,13 @@ def test_an_engine_by_its_url(server: tuple[str, type[_Handler]]) -> None:
         collect([url])
 
 
+def test_binaries_beside_settings_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"\0\1python -m sglang.launch_server --tp 2\n" * 10)
+    (tmp_path / "run.sh").write_text("python -m sglang.launch_server --tp 4\n")
+    [engine] = collect([str(tmp_path)]).engines
+    assert engine.tp == 4
+
+
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no such file"):
         collect([str(tmp_path / "nothing")])

@@ -10,7 +10,7 @@ from pathlib import Path
 from closeranks.diagnose.audit.model import Deployment, Engine, Install, ModelFolder
 from closeranks.diagnose.audit.sources import flags, installed, modelfolder, units
 
-MAX_BYTES = 64 << 20
+MAX_BYTES = 16 << 20
 HTTP_SECONDS = 5.0
 MAX_ANSWER = 8 << 20
 ENDPOINTS = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/version")
@@ -55,6 +55,8 @@ def _from_path(path: Path, found: _Found, wheel: Path | None) -> None:
     if site is not None:
         found.installs += installed.compare(site, wheel=wheel)
         found.unowned += installed.unowned(site)
+    elif (path / ".git").exists() and (checkout := installed.from_checkout(path)) is not None:
+        found.installs.append(checkout)
     elif modelfolder.is_model_folder(path):
         found.models.append(_model(path))
     elif path.is_dir():
@@ -74,15 +76,17 @@ def _model(path: Path) -> ModelFolder:
 
 
 def _from_file(path: Path, found: _Found) -> None:
-    if path.stat().st_size > MAX_BYTES:
-        raise SourceError(f"{path}: more than {MAX_BYTES >> 20} MiB; an audit reads settings, not logs of days")
-    text = path.read_text(encoding="utf-8", errors="replace")
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES)  # of a long log its beginning: that is where an engine prints its arguments
+    if b"\0" in data[:4096]:
+        return  # weights and other binaries that lie beside settings
+    text = data.decode("utf-8", errors="replace")
     if text.lstrip().startswith("{"):
         try:
-            data = json.loads(text)
+            information = json.loads(text)
         except (ValueError, RecursionError):
-            data = {}
-        engine = flags.from_json(data, path.name) if isinstance(data, dict) else None
+            information = {}
+        engine = flags.from_json(information, path.name) if isinstance(information, dict) else None
         if engine is not None:
             found.engines.append(engine)
             return

@@ -141,6 +141,20 @@ def _from_git(install: Install, url: dict[str, object]) -> Install:
     folder = Path(unquote(where.path))
     if where.scheme != "file" or not folder.is_dir():
         return install if ahead else replace(install, problem="its repository is not on this machine")
+    return _described(install, folder)
+
+
+def from_checkout(folder: Path) -> Install | None:
+    """A repository of SGLang or vLLM itself; None for another."""
+    for name, package in (("sglang", "python/sglang"), ("sglang", "sglang"), ("vllm", "vllm")):
+        if (folder / package / "__init__.py").is_file():
+            install = _described(Install(name, "", str(folder)), folder)
+            return replace(install, version=install.tag.removeprefix("v"))
+    return None
+
+
+def _described(install: Install, folder: Path) -> Install:
+    """The nearest tag, the commits since, what they and uncommitted work touched."""
     described = _git(folder, "describe", "--tags", "--long", "--abbrev=40")
     match = re.fullmatch(r"(.+)-(\d+)-g([0-9a-f]+)", described.strip()) if described else None
     if match is None:
