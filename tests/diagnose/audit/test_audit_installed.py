@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from closeranks.diagnose.audit import audit
-from closeranks.diagnose.audit.sources import collect
+from closeranks.diagnose.audit.sources import SourceError, collect
 from closeranks.diagnose.audit.sources.areas import area_of
 from closeranks.diagnose.audit.sources.installed import compare, site_packages_of, unowned
 
@@ -116,6 +116,20 @@ def test_empty_and_absent_records_are_said(tmp_path: Path) -> None:
     (info / "RECORD").unlink()
     [found] = compare(tmp_path)
     assert "no RECORD" in found.problem
+
+
+@pytest.mark.parametrize("damage", ["record", "url", "wheel"])
+def test_damaged_files_are_named(tmp_path: Path, damage: str) -> None:
+    info = install(tmp_path / "site")
+    (tmp_path / "site/sglang/srt/managers/scheduler.py").write_text("y")
+    wheel = tmp_path / "sglang-0.5.23-py3-none-any.whl"
+    wheel.write_text("no zip")
+    if damage == "record":
+        (info / "RECORD").write_text('a,"' + "x" * 200_000)
+    if damage == "url":
+        (info / "direct_url.json").write_text("{")
+    with pytest.raises(SourceError, match=r"no list of files|is no JSON|is no wheel"):
+        collect([str(tmp_path / "site")], wheel=wheel)
 
 
 def git(folder: Path, *arguments: str) -> None:

@@ -53,8 +53,11 @@ def _from_path(path: Path, found: _Found, wheel: Path | None) -> None:
         raise SourceError(f"{path}: no such file or folder")
     site = installed.site_packages_of(path) if path.is_dir() else None
     if site is not None:
-        found.installs += installed.compare(site, wheel=wheel)
-        found.unowned += installed.unowned(site)
+        try:
+            found.installs += installed.compare(site, wheel=wheel)
+            found.unowned += installed.unowned(site)
+        except installed.Damaged as error:
+            raise SourceError(str(error)) from error
     elif (path / ".git").exists() and (checkout := installed.from_checkout(path)) is not None:
         found.installs.append(checkout)
     elif modelfolder.is_model_folder(path):

@@ -35,6 +35,10 @@ MAX_DIFF_BYTES = 2 << 20
 _GIT_SECONDS = 20
 
 
+class Damaged(ValueError):
+    """A RECORD, a direct_url.json or a wheel that cannot be read; names it."""
+
+
 def site_packages_of(path: Path) -> Path | None:
     """The folder with the `*.dist-info` folders: the path itself, or that of a virtual environment; None for others."""
     for candidate in (
@@ -96,8 +100,11 @@ def _one(site: Path, info: Path, name: str, version: str) -> Install:
 
 
 def _rows(record: Path) -> Iterator[list[str]]:
-    with record.open(encoding="utf-8", errors="replace", newline="") as file:
-        yield from csv.reader(file)
+    try:
+        with record.open(encoding="utf-8", errors="replace", newline="") as file:
+            yield from csv.reader(file)
+    except csv.Error as error:
+        raise Damaged(f"{record}: no list of files: {error}") from error
 
 
 def _check(site: Path, path: str, digest: str) -> ChangedFile | None:
@@ -126,9 +133,13 @@ def _direct_url(info: Path) -> dict[str, object] | None:
     path = info / "direct_url.json"
     if not path.is_file():
         return None
-    data = json.loads(path.read_text(encoding="utf-8"))
-    relevant = isinstance(data, dict) and ("vcs_info" in data or (data.get("dir_info") or {}).get("editable"))
-    return data if relevant else None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path} is no JSON: {error}") from error
+    folder = data.get("dir_info") if isinstance(data, dict) else None
+    editable = isinstance(folder, dict) and folder.get("editable")
+    return data if editable or (isinstance(data, dict) and "vcs_info" in data) else None
 
 
 def _from_git(install: Install, url: dict[str, object]) -> Install:
@@ -181,7 +192,11 @@ def _same(wheel: Path, name: str) -> bool:
 
 def _with_diffs(install: Install, site: Path, wheel: Path) -> Install:
     """The same install, with the difference of each changed text file to the wheel's, and areas by what changed."""
-    with zipfile.ZipFile(wheel) as archive:
+    try:
+        archive = zipfile.ZipFile(wheel)
+    except zipfile.BadZipFile as error:
+        raise Damaged(f"{wheel} is no wheel: {error}") from error
+    with archive:
         sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
 
         def before(path: str) -> str:
