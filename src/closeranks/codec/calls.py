@@ -16,6 +16,7 @@ class Calls:
     def __init__(self, offer: Offer, policy: Policy) -> None:
         self.out: list[Event] = []  # of the current feed; the decoder replaces it
         self.live = False
+        self.streaming = False  # a string value of a live call is being sent
         self.reason = ""  # why the current invoke is muted
         self.index = 0  # of the current or next call
         self.committed = 0
@@ -94,6 +95,7 @@ class Calls:
         prefix = ("{" if first else ", ") + json_string(name) + ": "
         if string:
             self._send(prefix + '"')
+            self.streaming = True
             return True
         self.value = JsonStream()
         if first and self._may_unwrap(name):
@@ -113,6 +115,7 @@ class Calls:
 
     def end_text(self) -> None:
         """A string value ends."""
+        self.streaming = False
         if self.live and not self._skipped:
             self._send('"')
 
@@ -216,12 +219,13 @@ class Calls:
             self.out.append(ToolCallEnd(self.index, True))
             self.index += 1
             self.committed += 1
-        self.live = False
+        self.live = self.streaming = False
         self.reason = ""
         self.value = self.envelope = None
 
     def abort(self, reason: str, text: str) -> None:
         """The call is dropped; what follows of it is muted, beginning with `text`."""
+        self.streaming = False
         if self.live:
             if self._started:
                 self.out.append(ToolCallEnd(self.index, False, reason))
@@ -241,11 +245,6 @@ class Calls:
         """The opener was a mention; nothing was sent."""
         self.live, self.reason = False, ""
         self.value = self.envelope = None
-
-    @property
-    def skipping(self) -> bool:
-        """Whether the value at hand is left out of the call."""
-        return bool(self._skipped)
 
     @property
     def started(self) -> bool:

@@ -1,13 +1,13 @@
 """The decoder: text, bytes or token ids in, events out."""
 
 from collections.abc import Iterable, Sequence
+from json.encoder import encode_basestring
 from typing import Any
 
 from closeranks.codec.calls import Calls
 from closeranks.codec.dialects import Dialect, dialect_of
 from closeranks.codec.events import Content, Discarded, Event, Reasoning, ToolCallArguments
 from closeranks.codec.intake import Bytes, Tokens, clean, token_id
-from closeranks.codec.jsonstream import string_body
 from closeranks.codec.lexicon import HEAD_LIMIT, Kind, Lexicon, Marker, lexicon_of
 from closeranks.codec.machine import CHAIN_LIMIT, JUNK_LIMIT, LEAD_LIMIT, NEWLINES, TRANSITIONS, Action, State
 from closeranks.codec.offer import Offer
@@ -73,7 +73,8 @@ class Decoder:
         self._spelling = self._lexicon  # how markers look in the output
         self._bytes: Bytes | None = None
         self._tokens: Tokens | None = None
-        self._as_text = False  # text or bytes were fed
+        self._plain_text = True  # neither bytes nor ids were fed, and not closed
+        self._taken = False  # text was fed
         self._closed = False
         self._state = State.CONTENT
         self._buffer = ""
@@ -110,22 +111,26 @@ class Decoder:
 
     def feed(self, data: str | bytes | bytearray | Sequence[int]) -> list[Event]:
         """Take the next piece of output; return what it makes certain."""
+        if self._plain_text and type(data) is str:
+            self._taken = True
+            if not self._buffer and data:
+                # the common case: nothing held, nothing in `data` that could begin a marker or change a decision
+                state = self._state
+                if state is State.STRING:
+                    if self._calls.streaming and self._value_suspect(data) is None and data[-1] != "\n":
+                        return [ToolCallArguments(self._calls.index, encode_basestring(data)[1:-1])]
+                elif state is State.CONTENT or state is State.REASONING:
+                    if self._suspect(data) is None and not self._guard[state]:
+                        self._quoting[state].plain(data)
+                        return [Content(data) if state is State.CONTENT else Reasoning(data)]
+                elif state in _VALUES and self._value_suspect(data) is None:
+                    self._out = self._calls.out = []
+                    self._value(data)
+                    return self._out
+            return self._take(clean(data))
         if self._closed:
             raise ValueError("feed after close: a decoder decodes one turn")
-        if type(data) is not str:
-            return self._feed_other(data)
-        if self._tokens is not None:
-            raise TypeError("text fed after token ids: one decoder takes one kind of input")
-        self._as_text = True
-        if not self._buffer:
-            fast = self._fast(data)
-            if fast is not None:
-                return fast
-        if not data.isascii():
-            data = clean(data)
-        if self._bytes is not None:
-            data = self._bytes.text(b"", final=True) + data
-        return self._take(data)
+        return self._feed_other(data)
 
     def close(self, finish_reason: str | None = "stop") -> list[Event]:
         """The output is over; return what that makes certain. Closing again returns nothing.
@@ -145,6 +150,7 @@ class Decoder:
         self._run(final=True)
         self._finish("unclosed_call" if finish_reason == "stop" else "cut")
         self._closed = True
+        self._plain_text = False
         self._buffer = ""
         return out + self._out
 
@@ -159,22 +165,28 @@ class Decoder:
         return len(self._buffer) + len(self._carry) + len(self._held) + len(self._opener)
 
     def _feed_other(self, data: Any) -> list[Event]:
-        if isinstance(data, str):
-            return self.feed(str(data))
-        if isinstance(data, (bytes, bytearray, memoryview)):
+        """Bytes and token ids, and text around them."""
+        text = ""
+        if isinstance(data, (str, bytes, bytearray, memoryview)):
             if self._tokens is not None:
-                raise TypeError("bytes fed after token ids: one decoder takes one kind of input")
-            self._as_text = True
+                raise TypeError(f"{type(data).__name__} fed after token ids: one decoder takes text or ids")
             if self._bytes is None:
                 self._bytes = Bytes()
-            return self._take(self._bytes.text(bytes(data)))
-        if not isinstance(data, Iterable):
+                self._plain_text = False
+            if not isinstance(data, str):
+                text = self._bytes.text(bytes(data))
+            else:
+                text = self._bytes.text(b"", final=True) + clean(data)
+        elif not isinstance(data, Iterable):
             raise TypeError(f"feed takes text, bytes or token ids, not {type(data).__name__}")
-        if self._as_text:
-            raise TypeError("token ids fed after text: one decoder takes one kind of input")
-        if self._tokens is None:
-            self._tokens = self._read_by_identity()
-        return self._take(self._tokens.text([int(token) for token in data]))
+        elif self._tokens is None and self._taken:
+            raise TypeError("token ids fed after text: one decoder takes text or ids")
+        else:
+            if self._tokens is None:
+                self._tokens = self._read_by_identity()
+                self._plain_text = False
+            text = self._tokens.text([int(token) for token in data])
+        return self._take(text)
 
     def _read_by_text(self) -> None:
         lexicon, spelling = self._lexicon, self._spelling
@@ -202,26 +214,6 @@ class Decoder:
         return Tokens(self._tokenizer, {token: char for token, char in private.items() if token is not None})
 
     # ---- the loop
-
-    def _fast(self, data: str) -> list[Event] | None:
-        """The common case: nothing held, nothing in `data` that could begin a marker or change a decision."""
-        state = self._state
-        if state is State.STRING:
-            if data and self._value_suspect(data) is None and data[-1] != "\n" and data.isascii():
-                calls = self._calls
-                if calls.started and not calls.skipping:
-                    return [ToolCallArguments(calls.index, string_body(data))]
-            return None
-        if state is State.CONTENT or state is State.REASONING:
-            if not data or self._guard[state] or self._bytes is not None or not data.isascii():
-                return None
-            if self._suspect(data) is not None:
-                return None
-            self._quoting[state].update(data)
-            if state is State.CONTENT:
-                return [Content(data)]
-            return [Reasoning(data)]
-        return None
 
     def _take(self, data: str) -> list[Event]:
         out: list[Event] = []

@@ -102,6 +102,8 @@ class JsonStream:
     def feed(self, text: str) -> str:
         """Take the next piece; return what can be sent."""
         self.rejected = ""
+        if self._expect == "string" and not self._held and _SPAN.fullmatch(text):
+            return text
         if self.raw:
             return string_body(text)
         if self.broken:

@@ -10,7 +10,6 @@ the latter a *tag* goes on to `>`, to the end of the line, to the next `<`, or f
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -166,16 +165,12 @@ class Lexicon:
         self.strict_begun = self.block_begun["real"]
         self.head = re.compile("|".join(parts + loose_parts))
         self.begun = re.compile("|".join(begun + real.begun + [b for family in loose for b in family.begun]))
-        stops = {"<"} | {
-            literal[0] for literal in (think_open, think_close, *controls, self._mark(dialect.sentinel or "<"))
-        }
-        stops |= set(self.private.values())
-        self.suspect: Callable[[str], object | None] = re.compile(
-            "[" + "".join(map(re.escape, sorted(stops))) + "\n`~" + "]"
-        ).search
-        self.value_suspect: Callable[[str], object | None] = re.compile(
-            "[" + ("".join(map(re.escape, sorted(stops))) if self.identity else "<") + "]"
-        ).search
+        # anything in a delta that keeps it from being passed on as it is, for prose and for values
+        begins = {literal[0] for literal in (think_open, think_close, *controls, self._mark(dialect.sentinel or "<"))}
+        stops = "".join(sorted(char for char in begins | {"<"} if not "\ud800" <= char <= "\udfff"))
+        self.suspect = re.compile(f"[{re.escape(stops)}\n`~\ud800-\udfff]").search
+        self.value_suspect = re.compile("[<\ud800-\udfff]").search
+
         self._confirms = {name: _confirmation(name, self.identity) for name in families if name != "real"}
         self._wrappers = dialect.aliases | ({dialect.wrapper} if dialect.wrapper else set())
 

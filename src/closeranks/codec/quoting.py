@@ -43,6 +43,13 @@ class Quoting:
             else:
                 self._plain(token)
 
+    def plain(self, text: str) -> None:
+        """Append text that holds no backtick, tilde or newline: the cheap way."""
+        if self.run:
+            self._resolve()
+        if self.blank and not text.isspace():
+            self.blank = False
+
     def quoted(self, more: str = "") -> bool:
         """Whether the next character, after `more`, would stand in code."""
         if self.run or more:
