@@ -266,7 +266,9 @@ def test_any_words_are_an_engine(words: list[str]) -> None:
 
 @given(
     name=st.sampled_from(["api-key", "hf_token", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "admin-api-key", "password"]),
-    style=st.sampled_from(["--{n} {v}", "--{n}={v}", "{n}={v}"]),
+    style=st.sampled_from(
+        ["--{n} {v}", "--{n}={v}", "{n}={v}", "--model-path s3://u:{v}@host/m", "X=http://{v}@proxy"]
+    ),
 )
 def test_no_secret_gets_in(name: str, style: str) -> None:
     words = ["sglang==1", *style.format(n=name, v=SECRET).split(" ")]
@@ -321,8 +323,9 @@ def test_binaries_beside_settings_are_passed_over(tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no such file"):
         collect([str(tmp_path / "nothing")])
-    with pytest.raises(SourceError, match="no engine answers"):
-        collect(["http://127.0.0.1:1"])
+    with pytest.raises(SourceError, match="no engine answers") as caught:
+        collect([f"http://user:{SECRET}@127.0.0.1:1"])
+    assert SECRET not in str(caught.value)
 
 
 def test_two_engines_of_one_file_have_two_names(tmp_path: Path) -> None:

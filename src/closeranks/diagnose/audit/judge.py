@@ -5,6 +5,7 @@ from pathlib import Path
 from closeranks.diagnose.audit.model import SEVERITIES, Deployment, Finding, Report, Unjudged
 from closeranks.diagnose.audit.rule import RULES, Hit, Rule
 from closeranks.diagnose.audit.rules import from_catalog
+from closeranks.evidence.redact import redact
 
 
 def all_rules(catalog: Path | None = None) -> list[Rule]:
@@ -22,11 +23,11 @@ def audit(deployment: Deployment, catalog: Path | None = None) -> Report:
                 severity = result.severity or rule.severity
                 findings.append(
                     Finding(
-                        *(rule.id, severity, rule.area, rule.title, result.where, result.detail),
+                        *(rule.id, severity, rule.area, rule.title, redact(result.where), redact(result.detail)),
                         *(rule.why, rule.fix, rule.refs),
                     )
                 )
             else:
-                unjudged.append(Unjudged(rule.id, result.where, result.needs))
+                unjudged.append(Unjudged(rule.id, redact(result.where), redact(result.needs)))
     findings.sort(key=lambda f: (SEVERITIES.index(f.severity), f.area, f.id, f.where))
     return Report(tuple(findings), tuple(sorted(unjudged, key=lambda u: (u.id, u.where))), deployment)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from closeranks.diagnose.audit.model import Deployment, Engine, Install, ModelFolder
 from closeranks.diagnose.audit.sources import flags, installed, modelfolder, units
+from closeranks.evidence.redact import redact
 
 MAX_BYTES = 16 << 20
 HTTP_SECONDS = 5.0
@@ -104,6 +105,7 @@ def _from_file(path: Path, found: _Found) -> None:
 def _from_url(url: str) -> Engine:
     """An engine as it answers over HTTP. Raises `SourceError` when none of its endpoints does."""
     base, version, engine, tried = url.rstrip("/"), None, None, []
+    url = redact(url)
     for endpoint in ENDPOINTS:
         try:
             with urllib.request.urlopen(base + endpoint, timeout=HTTP_SECONDS) as answer:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from closeranks.diagnose.audit.model import ON, Engine
+from closeranks.evidence.redact import redact
 
 HIDDEN = "***"
 _SECRET = re.compile(r"key|token$|secret|passw|credential", re.IGNORECASE)
@@ -107,7 +108,8 @@ def normal(name: str) -> str:
 def hide(name: str, value: str) -> str:
     """The value, unless the name says that it is a secret."""
     plural = name.endswith("-tokens") or name.endswith("_tokens")
-    return HIDDEN if _SECRET.search(name) and not plural and value not in ("", ON, "false") else value
+    secret = _SECRET.search(name) and not plural and value not in ("", ON, "false")
+    return HIDDEN if secret else redact(value)
 
 
 def make(

