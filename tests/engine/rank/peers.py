@@ -1,5 +1,6 @@
 """An engine's pools and transfer threads without a model, in a process of its own, driven through a pipe."""
 
+import hashlib
 import os
 import random
 import signal
@@ -51,7 +52,13 @@ def _host(
         elif what == "fill":
             source = random.Random(arguments[0])
             for pool in pools:
-                pool.bytes[:] = source.randbytes(pool.nbytes)
+                for page in range(pool.num_pages):
+                    for index in range(len(pool.shares)):
+                        view = pool.share_view(page, index)
+                        part = source.randbytes(min(len(view), 4096))
+                        view[:] = (part * (len(view) // len(part) + 1))[: len(view)]
+        elif what == "hash":
+            say("bytes", [hashlib.blake2b(pool.bytes).digest() for pool in pools])
         elif what == "cut":
             say("bytes", cut_connections())
         elif what == "exit":
@@ -122,6 +129,11 @@ class Host:
 
     def read(self, page: int, share: int) -> bytes:
         self.pipe.send(("read", page, share))
+        return self._answer("bytes")
+
+    def hash(self) -> list[bytes]:
+        """One digest of all bytes per pool."""
+        self.pipe.send(("hash",))
         return self._answer("bytes")
 
     def poke(self, page: int, share: int) -> None:
