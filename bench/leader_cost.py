@@ -3,10 +3,11 @@
     python bench/leader_cost.py [--steps 300] [--rounds 3]
 
 Per TP size and number of decode rows: CPU time of the leader's process per step (event, log, core, book, encode, send
-to ranks and gateway), round trip from the issue of a step to the last report handled, and the round trip of bare
-ZeroMQ: a ROUTER that sends the same step bytes to the same number of DEALER processes, each of which answers with the
-same report bytes. Rounds of the two are interleaved; the figures are medians over rounds. Ranks are processes that only
-decode the step and answer, so that no model stands between.
+to ranks and gateway), the round trip from the issue of a step to its agreement (all reports in, digests equal, rooms
+advanced), the cycle from one issue to the next (without overlap: planning and encoding the next step included), and the
+round trip of bare ZeroMQ: a ROUTER that sends the same step bytes to the same number of DEALER processes, each of which
+answers with the same report bytes. Rounds of the two are interleaved; the figures are medians over rounds. Ranks are
+processes that only decode the step and answer, so that no model stands between.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import zmq
 
 from closeranks.engine.leader.settings import Settings
 from closeranks.engine.leader.shell import Shell
+from closeranks.engine.leader.steps import OpenStep
 from closeranks.protocol import (
     Attach,
     Fingerprint,
@@ -81,13 +83,22 @@ class Measured(Shell):
         super().__init__(settings)
         self.issued = 0.0
         self.trips: list[float] = []
+        self.cycles: list[float] = []
         self.step_bytes = b""
+        settle = self.leader.settle
+
+        def measured(step: OpenStep) -> None:
+            settle(step)
+            if self.issued and step.rows:
+                self.trips.append(time.perf_counter() - self.issued)
+
+        self.leader.settle = measured  # type: ignore[method-assign]
 
     def to_ranks(self, message: Step | Welcome) -> None:
         if isinstance(message, Step) and message.rows:
             now = time.perf_counter()
             if self.issued:
-                self.trips.append(now - self.issued)
+                self.cycles.append(now - self.issued)
             self.issued = now
             if all(row.begin is None for row in message.rows):
                 self.step_bytes = encode(message)
@@ -141,6 +152,7 @@ def leader_round(folder: Path, tp_size: int, rows: int, steps: int) -> dict[str,
     for _ in range(20):
         turn()
     shell.trips.clear()
+    shell.cycles.clear()
     shell.issued = 0.0
     done = shell.leader.steps.last
     cpu, wall = time.thread_time(), time.perf_counter()
@@ -159,7 +171,13 @@ def leader_round(folder: Path, tp_size: int, rows: int, steps: int) -> dict[str,
     gateway.close()
     step = shell.step_bytes
     shell.close()
-    return {"cpu_us": cpu / steps * 1e6, "trip_us": statistics.median(shell.trips) * 1e6, "step": step, "wall": wall}
+    return {
+        "cpu_us": cpu / steps * 1e6,
+        "trip_us": statistics.median(shell.trips) * 1e6,
+        "cycle_us": statistics.median(shell.cycles) * 1e6,
+        "step": step,
+        "wall": wall,
+    }
 
 
 def bare_round(folder: Path, tp_size: int, step: bytes, rows: int, steps: int) -> dict[str, float]:
@@ -219,6 +237,7 @@ def main() -> None:
                     "step_bytes": len(ours[-1]["step"]),
                     "leader_cpu_us": round(middle(x["cpu_us"] for x in ours)),
                     "round_trip_us": round(middle(x["trip_us"] for x in ours)),
+                    "cycle_us": round(middle(x["cycle_us"] for x in ours)),
                     "bare_cpu_us": round(middle(x["cpu_us"] for x in bare)),
                     "bare_round_trip_us": round(middle(x["trip_us"] for x in bare)),
                 }
@@ -226,10 +245,10 @@ def main() -> None:
             if not args.json:
                 if len(table) == 1:
                     print(
-                        "| TP | rows | step bytes | leader CPU µs | round trip µs "
+                        "| TP | rows | step bytes | leader CPU µs | round trip µs | cycle µs "
                         "| bare ZMQ CPU µs | bare ZMQ round trip µs |"
                     )
-                    print("|---|---|---|---|---|---|---|")
+                    print("|---|---|---|---|---|---|---|---|")
                 print("| " + " | ".join(str(x) for x in table[-1].values()) + " |", flush=True)
     if args.json:
         print(json.dumps({"schema": 1, "rows": table}))

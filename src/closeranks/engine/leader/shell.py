@@ -40,6 +40,9 @@ from .settings import Settings
 
 Socket = zmq.Socket[bytes]
 
+# plain ints: arithmetic on the enums costs microseconds a message
+NOBLOCK, SNDMORE, RCVMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.RCVMORE)
+
 TICK_S = 0.1
 HEARTBEAT_S = 0.5
 MOST_DRAINED = 256
@@ -183,18 +186,21 @@ class Shell:
         """Take what has come in, up to a bound."""
         for _ in range(MOST_DRAINED):
             try:
-                frames = sock.recv_multipart(zmq.NOBLOCK)
+                identity = sock.recv(NOBLOCK)
             except zmq.Again:
                 return
-            if len(frames) == 2:
-                handler(frames[0], frames[1])
-            else:
-                self.undecodable += 1
+            data = sock.recv(NOBLOCK)
+            if not sock.get(RCVMORE):
+                handler(identity, data)
+                continue
+            self.undecodable += 1
+            while sock.get(RCVMORE):
+                sock.recv(NOBLOCK)
 
     def take_dialled(self, endpoint: str, sock: Socket) -> None:
         for _ in range(MOST_DRAINED):
             try:
-                frames = sock.recv_multipart(zmq.NOBLOCK)
+                frames = sock.recv_multipart(NOBLOCK)
             except zmq.Again:
                 return
             self.from_peer(endpoint, frames[-1])
@@ -289,11 +295,14 @@ class Shell:
             if self.writer is not None and self.faults.act("leader.log") is not None:
                 self.writer.fail(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 0)
         data = encode(message)
+        send = self.ranks.send
         for name in self.step_ids:
-            self.ranks.send_multipart([name, data])
+            send(name, SNDMORE)
+            send(data)
 
     def to_gateway(self, gateway: str, message: Output) -> None:
-        self.public.send_multipart([gateway.encode("latin-1"), encode(message)])
+        self.public.send(gateway.encode("latin-1"), SNDMORE)
+        self.public.send(encode(message))
 
     def to_peer(self, link: str, message: PeerMessage) -> None:
         data = encode(message)
