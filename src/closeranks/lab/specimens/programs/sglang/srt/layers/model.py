@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import time
 
 import torch
 import torch.distributed as dist
@@ -35,12 +34,8 @@ class Model:
         if self.stage.strikes("long_step", self.rank):
             layers = 1_000_000
         hidden = torch.ones(rows, 64)
-        for layer in range(layers):
+        for _ in range(layers):
             hidden = self.layer_forward(hidden)
-            if layers > LAYERS:
-                self.stage.board.add(self.rank, "forwards", 1)
-                if layer % 50 == 0:
-                    self.stage.board.put(self.rank, heartbeat=time.time())
 
     def layer_forward(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = torch.nn.functional.linear(hidden, self.weight)
