@@ -13,7 +13,7 @@ MASK = "[redacted]"
 _NAMED = re.compile(
     r"""(?ix)
     (?P<name> (?: [\w.-]* (?: api[_-]?key | apikey | secret | passw(?:or)?d | passwd | credential | private[_-]?key
-        | access[_-]?key | auth[_-]?token | bearer[_-]?token | (?<![a-z]) hf[_-]?token | [_-]token (?!s) | session[_-]?cookie | cookie
+        | access[_-]?key | auth[_-]?token | bearer[_-]?token | (?<![a-z]) hf[_-]?token | [_-]token (?![a-z]) | session[_-]?cookie | cookie
         ) [\w-]* | \b authorization \b | (?<![\w-]) token (?!s) \b (?= \s* [=:] \s* ["']? [A-Za-z_] ) ) ["']? )
     (?P<sep> \s* [=:] \s* | \s+ (?= \S ) )
     (?P<value> (?: bearer | basic ) \s+ [^\s"',;]+ | "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' | [^\s"',;)\]}]+ )

@@ -125,8 +125,8 @@ class Exceptions:
             return
         if self.open and (f := _FRAME.match(line.msg)):
             at = self.last if self.last is not None else line
-            data = {"function": clean_name(f[3]), "file": clean_file(f[1].rsplit("/", 1)[-1])}
-            yield Event(src=line.src, who=at.who, time=line.time, kind="traceback_frame", data=data)
+            named: dict[str, Value] = {"function": clean_name(f[3]), "file": clean_file(f[1].rsplit("/", 1)[-1])}
+            yield Event(src=line.src, who=at.who, time=line.time, kind="traceback_frame", data=named)
             return
         self.lines_left -= 1
         if self.open and (self.lines_left <= 0 or (line.own_prefix and "Error" not in text)):

@@ -16,10 +16,17 @@ _GROUP = re.compile(r"\[PG (?:ID )?(\d+)(?: \(?PG GUID (\d+)(?:\s*\((\w+)\))?\)?
 _TRACE = re.compile(r"^#(\d+) (\S+) from (\S+?):(\d+)")
 
 
+_OPS = frozenset(
+    """allreduce broadcast allgather reducescatter alltoall alltoallv gather scatter reduce barrier send recv coalesced
+    allgatherv alltoallsingle allgatherintotensorcoalesced monitoredbarrier recvanysource""".split()  # noqa: SIM905
+)
+
+
 def op_name(text: str) -> str:
     """`_ALLGATHER_BASE`, `nccl:_all_gather_base`, `ALLREDUCE` → `allgather`, `allgather`, `allreduce`."""
     word = text.lower().rsplit(":", 1)[-1].strip("_").removesuffix("_base").removesuffix("_coalesced")
-    return word.replace("_into_tensor", "").replace("_tensor", "").replace("_", "").split(" ")[0]
+    word = word.replace("_into_tensor", "").replace("_tensor", "").replace("_", "").split(" ")[0]
+    return word if word in _OPS else "other"
 
 
 class Watchdog:

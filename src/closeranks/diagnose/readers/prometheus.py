@@ -49,7 +49,9 @@ class Prometheus:
         if series in self.seen:
             self.seen, self.scrape = set(), self.scrape + 1
         self.seen.add(series)
-        labels = {k: v[:40] for k, v in _LABEL.findall(m[2] or "") if k in _KEPT and re.fullmatch(r"[\w.:-]*", v)}
+        labels = {
+            k: v[:40] for k, v in _LABEL.findall(m[2] or "") if k in _KEPT and re.fullmatch(r"\d*|[a-z_]{0,24}", v)
+        }
         number = float(m[3])
         if number == number:
             name = re.sub(r"^(sglang|vllm|trtllm|closeranks|dynamo)_", r"\1:", m[1])

@@ -4,7 +4,7 @@
 import re
 from collections import Counter, defaultdict
 
-from closeranks.diagnose.facts import Collective, Event
+from closeranks.diagnose.facts import Collective, Event, Thread
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import engine_name, finding, labels, places, stall_words, sure
 from closeranks.diagnose.scene import EngineView, RankView, Scene
@@ -620,13 +620,19 @@ def _decoys(scene: Scene, engine: EngineView, ranks: list[RankView]) -> list[str
         for t in r.stacks[-1].threads:
             if not t.main and any(f.name in ("all_reduce", "broadcast", "all_gather") for f in t.frames[:2]):
                 out.append(
-                    f"{r.label}: helper thread {t.name.split('(')[-1].rstrip(')')} is in {t.frames[0].name}; only main threads decide"
+                    f"{r.label}: helper thread running {_runs(t)} is in {t.frames[0].name}; only main threads decide"
                 )
     if scene.has("health_failed"):
         out.append("the health check names the detokenizer; it only sees that nothing comes out")
     if [e for e in scene.events("http") if e.get("status") == 200 and str(e.get("path", "")).startswith("/health")]:
         out.append("/health answered 200: an answering port is no evidence")
     return out[:5]
+
+
+def _runs(thread: Thread) -> str:
+    """What a helper thread runs, by its outermost frame that is not threading's own."""
+    own = ("run", "_bootstrap", "_bootstrap_inner", "<module>")
+    return next((f.name for f in reversed(thread.frames) if f.name not in own), "?")
 
 
 def _split_by_group(
