@@ -1,4 +1,4 @@
-"""Processes of a served pair are killed or stopped while clients stream: the streams go on, and every token is right."""
+"""Processes of a served pair are killed or stopped under streams: they go on, and every token is right."""
 
 import asyncio
 import json
