@@ -142,6 +142,20 @@ def test_a_shell_file_and_bare_flags(tmp_path: Path) -> None:
     assert (two.kind, two.tp) == ("sglang", 8)
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("--tp 8 --nnodes 2 --attention-backend fa3", "sglang"),
+        ("--max-num-seqs=4 --kv-transfer mooncake", "vllm"),
+        ("--port 8000", ""),
+        ("--tp 8 --max-num-seqs 4", ""),
+    ],
+)
+def test_bare_flags_tell_their_engine(line: str, kind: str) -> None:
+    [engine] = units.from_text(line, "flags.txt")
+    assert engine.kind == kind
+
+
 def write_model(folder: Path, model_type: str = "deepseek_v4", special: bool = False) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": 129280, "eos_token_id": 1}))

@@ -54,6 +54,31 @@ def engine_kind(words: Sequence[str]) -> str:
     return "vllm" if re.search(r"\bvllm\b", text) else ""
 
 
+_ONLY = {
+    "sglang": {
+        *("tp", "tp-size", "pp-size", "mem-fraction-static", "chunked-prefill-size", "disaggregation-mode"),
+        *(
+            "watchdog-timeout",
+            "enable-hierarchical-cache",
+            "enable-hicache",
+            "cuda-graph-max-bs",
+            "max-running-requests",
+        ),
+    },
+    "vllm": {
+        *("tensor-parallel-size", "pipeline-parallel-size", "gpu-memory-utilization", "max-num-seqs", "max-model-len"),
+        *("kv-transfer-config", "enforce-eager", "enable-auto-tool-choice", "max-num-batched-tokens"),
+    },
+}
+
+
+def kind_by_flags(words: Sequence[str]) -> str:
+    """The engine that alone knows some of these flags, or `` when none or both do."""
+    given = {word.lstrip("-").partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
+    kinds = [kind for kind, flags in _ONLY.items() if given & flags]
+    return kinds[0] if len(kinds) == 1 else ""
+
+
 def is_command_line(text: str) -> bool:
     """Whether a line starts an engine."""
     return bool(_PROGRAM.search(text)) or bool(re.search(r"^\s*(sglang|vllm)==\S+\s+--", text))

@@ -139,7 +139,7 @@ def from_text(text: str, label: str) -> list[Engine]:
         elif flags.is_command_line(line):
             engines.append(flags.parse(flags.split_line(line), label, env))
         elif line.lstrip().startswith("--") and not engines:
-            engine = flags.parse(flags.split_line(line), label, env)
-            kind = "sglang" if "disaggregation-mode" in engine.flags or "tp-size" in line else engine.kind
-            engines.append(flags.make(kind, label, engine.flags, env))
+            words = flags.split_line(line)
+            engine = flags.parse(words, label, env)
+            engines.append(flags.make(engine.kind or flags.kind_by_flags(words), label, engine.flags, env))
     return engines
