@@ -262,7 +262,7 @@ class Decoder:
         if hold > at:
             self._say(buffer[at:hold])
             self._at = hold
-        if found.end() == len(buffer) and not final:
+        if not final and self._lexicon.may_grow(buffer, found):
             return False
         group = found.lastgroup or ""
         self._before = self._joint + buffer[hold:start]
@@ -524,7 +524,7 @@ class Decoder:
                 self._discard(buffer[stop:], "cut")
                 self._at = len(buffer)
             return False
-        if found.end() == len(buffer) and not final:
+        if not final and self._lexicon.may_grow(buffer, found):
             return False
         group = found.lastgroup or ""
         if group in _PLAIN_KINDS:
@@ -723,7 +723,7 @@ class Decoder:
             self._at = self._value_up_to(at, stop)
             return False
         self._at = self._value_up_to(at, found.start())
-        if found.end() == len(buffer) and not final:
+        if not final and self._lexicon.may_grow(buffer, found):
             return False
         marker = self._lexicon.read_tag(buffer, found, final)
         if marker is None:

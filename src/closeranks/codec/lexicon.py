@@ -121,6 +121,7 @@ class Lexicon:
         """`added`: the dialect's markers that are added tokens and will arrive as such. Empty: reading from text."""
         self.dialect = dialect
         self.identity = bool(added)
+        self._word = "" if added or not dialect.sentinel else dialect.sentinel.strip(dialect.sentinel[0])
         self.private = {literal: chr(_PRIVATE + i) for i, literal in enumerate(added)}
         self._shown = {ord(char): literal for literal, char in self.private.items()}
         think_open, think_close = self._mark(dialect.think_open), self._mark(dialect.think_close)
@@ -213,6 +214,11 @@ class Lexicon:
 
     def _plain(self) -> Family:
         return self._tags(("tool_calls", "function_calls", "tool_use", "invoke", "parameter"))
+
+    def may_grow(self, buffer: str, found: "re.Match[str]") -> bool:
+        """Whether more text could make this head a longer one."""
+        rest = buffer[found.end() :]
+        return not rest or (found.lastgroup == "real" and len(rest) <= len(self._word) and self._word.startswith(rest))
 
     def read_tag(self, buffer: str, found: "re.Match[str]", final: bool) -> Marker | None:
         """The tag whose head is `found`. None: it goes on beyond the buffer (never if `final`)."""
