@@ -2,6 +2,7 @@
 
     python -m tests.e2e.exactness            the full product on the tiny model (prints one line a combination)
     python -m tests.e2e.exactness --cover    a cover of it in which every pair of values meets
+    python -m tests.e2e.exactness --smollm2  such a cover on the default model, 1 to 3,000 tokens, several languages
 
 A combination is one `closeranks serve`; within it the same prompts go one by one and then 32 at once.
 """
@@ -17,8 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
+from tokenizers import Tokenizer
 
-from tests.e2e import tiny
+from tests.e2e import smollm, tiny
 from tests.e2e.reference import Expected, Reference, Tally, compare
 from tests.e2e.service import Served, serve
 
@@ -30,6 +32,8 @@ AXES: dict[str, tuple[str, ...]] = {
     "chunk": ("64", "512"),
     "retraction": ("forced", "none"),
 }
+SMOLLM2 = ("both 1", "both 2", "pair 1+1", "pair 2+2", "pair 2+1")
+"""What its 3 KV heads allow."""
 Combination = tuple[str, ...]
 AT_ONCE = 32
 OUTPUT = 24
@@ -40,9 +44,9 @@ def product() -> list[Combination]:
     return [c for c in itertools.product(*AXES.values()) if not (c[0].startswith("both") and c[1] == "nixl")]
 
 
-def cover(combinations: Sequence[Combination] = ()) -> list[Combination]:
+def cover(ranks: Sequence[str] = AXES["ranks"]) -> list[Combination]:
     """A small part of the product in which every two values of different axes meet (greedy, deterministic)."""
-    left = list(combinations or product())
+    left = [c for c in product() if c[0] in ranks]
     pairs = {pair for c in left for pair in itertools.combinations(enumerate(c), 2)}
     chosen: list[Combination] = []
     while pairs:
@@ -52,8 +56,8 @@ def cover(combinations: Sequence[Combination] = ()) -> list[Combination]:
     return chosen
 
 
-def flags(combination: Combination) -> list[str]:
-    """The command line of a combination."""
+def flags(combination: Combination, tight: int = 120, ample: int = 2000) -> list[str]:
+    """The command line of a combination; `tight` pages force retraction, `ample` ones never do."""
     ranks, backend, overlap, radix, chunk, retraction = combination
     mode, sizes = ranks.split()
     out = ["--chunked-prefill-size", chunk, "--disaggregation-transfer-backend", backend]
@@ -66,8 +70,7 @@ def flags(combination: Combination) -> list[str]:
         out.append("--disable-overlap-schedule")
     if radix == "off":
         out.append("--disable-radix-cache")
-    # 32 sequences of up to 324 tokens take 450 pages: 120 pages force retraction, 2,000 never do
-    out += ["--num-pages", "120" if retraction == "forced" else "2000", "--threads", "1"]
+    out += ["--num-pages", str(tight if retraction == "forced" else ample), "--threads", "1"]
     return out
 
 
@@ -122,10 +125,15 @@ async def hold_against(served: Served, expected: Sequence[Expected], tally: Tall
                 await hold_against(served, [rest], tally, 1)
 
 
-def check(combination: Combination, model: Path, expected: Sequence[Expected]) -> Tally:
-    """Run one combination. Raises AssertionError naming the first difference."""
+def check(
+    combination: Combination, model: Path | str, expected: Sequence[Expected], tight: int = 120, ample: int = 2000
+) -> Tally:
+    """Run one combination. Raises AssertionError naming the first difference.
+
+    The tiny model's 32 sequences of up to 324 tokens take 450 pages together.
+    """
     tally = Tally()
-    with serve(model, *flags(combination)) as served:
+    with serve(model, *flags(combination, tight, ample)) as served:
         asyncio.run(hold_against(served, expected, tally, 1))
         asyncio.run(hold_against(served, expected, tally, AT_ONCE))
         served.assert_undisturbed()
@@ -140,15 +148,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cover", action="store_true")
     parser.add_argument("--from", type=int, default=0, dest="first", help="skip this many combinations")
+    parser.add_argument("--smollm2", action="store_true")
     args = parser.parse_args()
-    model = tiny.make(Path(tempfile.mkdtemp(prefix="crt-")))
-    reference = Reference(model)
-    expected = [reference.continue_(prompt, OUTPUT) for prompt in prompts()]
-    combinations = cover() if args.cover else product()
+    place = Path(tempfile.mkdtemp(prefix="crt-"))
+    model: Path | str
+    if args.smollm2:
+        tokenizer = Tokenizer.from_file(str(smollm.folder(place) / "tokenizer.json"))
+        reference = Reference(place)
+        given = smollm.prompts(lambda text: tokenizer.encode(text).ids)
+        expected = [reference.continue_(prompt, OUTPUT) for prompt in given]
+        # together 380 pages: 250 hold the longest alone, but not all at once
+        model, combinations, pages = "", cover(SMOLLM2), (250, 700)
+    else:
+        model = tiny.make(place)
+        reference = Reference(model)
+        expected = [reference.continue_(prompt, OUTPUT) for prompt in prompts()]
+        combinations, pages = (cover() if args.cover else product()), (120, 2000)
     total, failed, begin = Tally(), 0, time.monotonic()
     for i, combination in enumerate(combinations[args.first :], args.first + 1):
         try:
-            tally = check(combination, model, expected)
+            tally = check(combination, model, expected, *pages)
         except AssertionError as error:
             failed += 1
             print(f"{i}/{len(combinations)} {' | '.join(combination)}: DIFFERS: {error}", flush=True)

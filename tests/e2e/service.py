@@ -133,7 +133,8 @@ def serve(model: Path | str, *flags: str | int, env: Sequence[tuple[str, str]] =
     run_dir = Path(tempfile.mkdtemp(prefix="cr-"))
     log = run_dir / "serve.log"
     argv = [sys.executable, "-m", "closeranks.cli.main", "serve", "--port", "0", "--run-dir", str(run_dir)]
-    argv += ["--model-path", str(model)] if model else []
+    # a test's own model is converted into the run folder, the default one once into the user's cache
+    argv += ["--model-path", str(model), "--cache-dir", str(run_dir / "cache")] if model else []
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*argv, *map(str, flags)],
