@@ -47,7 +47,7 @@ def folder(place: Path) -> Path:
 
 
 def prompts(encode: Callable[[str], list[int]]) -> list[list[int]]:
-    """Token lists of every length in `LENGTHS` out of the texts, then the texts, most of them behind a shared prefix."""
+    """Token lists of every length in `LENGTHS` out of the texts, then the texts, most behind a shared prefix."""
     ids = [encode(text) for text in TEXTS]
     stream: list[int] = []
     while len(stream) < LENGTHS[-1] + len(LENGTHS):
