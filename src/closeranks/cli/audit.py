@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_json(report), indent=2, ensure_ascii=False))
     else:
         print(to_text(report, diffs=args.wheel is not None))
-    if not (deployment.engines or deployment.models or deployment.installs or deployment.host):
+    recognised = (deployment.engines, deployment.models, deployment.installs, deployment.libraries, deployment.host)
+    if not any(recognised):
         print("closeranks audit: no engine, model or installation was recognised in what was given", file=sys.stderr)
         return 3
     return 1 if any(finding.severity != "note" for finding in report.findings) else 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from closeranks.diagnose.audit import audit
+from closeranks.diagnose.audit.model import Library
 from closeranks.diagnose.audit.sources import SourceError, collect
 from closeranks.diagnose.audit.sources.areas import area_of
 from closeranks.diagnose.audit.sources.installed import compare, site_packages_of, unowned
@@ -106,6 +107,14 @@ def test_packages_without_a_distribution(tmp_path: Path) -> None:
     assert unowned(tmp_path) == ("torchvision",)
     install(tmp_path, "torchvision", "1.0", {"torchvision/__init__.py": ""})
     assert unowned(tmp_path) == ()
+
+
+def test_nccl_and_the_machine_that_it_is_for(tmp_path: Path) -> None:
+    info = install(tmp_path, "nvidia_nccl_cu13", "2.28.9", {"nvidia/nccl/lib/libnccl.so.2": "x"})
+    (info / "WHEEL").write_text("Wheel-Version: 1.0\nTag: py3-none-manylinux_2_18_aarch64\n")
+    deployment = collect([str(tmp_path)])
+    assert deployment.libraries == (Library("nvidia-nccl-cu13", "2.28.9", "aarch64"),)
+    assert "nccl-proxy-slots" in {finding.id for finding in audit(deployment).findings}
 
 
 def test_empty_and_absent_records_are_said(tmp_path: Path) -> None:

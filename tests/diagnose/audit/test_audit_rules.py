@@ -8,7 +8,7 @@ import pytest
 
 from closeranks.diagnose.audit import Deployment, Engine, audit
 from closeranks.diagnose.audit.judge import all_rules
-from closeranks.diagnose.audit.model import ChangedFile, Host, Install, ModelFolder
+from closeranks.diagnose.audit.model import ChangedFile, Host, Install, Library, ModelFolder
 from closeranks.diagnose.audit.rule import RULES, Hit, Open
 from closeranks.diagnose.audit.rules.units import seconds
 from closeranks.diagnose.audit.sources import flags, units
@@ -246,6 +246,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "install-ahead-of-tag": (
         [lambda: of(installs=(Install("sglang", "1", "/s", git_commit="abc", commits_ahead=3, tag="v1"),))],
         [lambda: of(installs=(Install("sglang", "1", "/s", git_commit="abc", commits_ahead=0, tag="v1"),))],
+    ),
+    "nccl-proxy-slots": (
+        [lambda: of(libraries=(Library("nvidia-nccl-cu13", "2.28.9", "aarch64"),))],
+        [
+            lambda: of(libraries=(Library("nvidia-nccl-cu13", "2.29.3", "aarch64"),)),
+            lambda: of(libraries=(Library("nvidia-nccl-cu12", "2.27.5", "x86_64"),)),
+        ],
     ),
     "install-stand-in": ([lambda: of(unowned=("torchvision",))], [of]),
     "install-not-comparable": (

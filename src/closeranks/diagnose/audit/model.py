@@ -97,6 +97,15 @@ class Install:
 
 
 @dataclass(frozen=True)
+class Library:
+    """An installed library that engines stand on, with the machine that its wheel is for (`aarch64`, `x86_64`)."""
+
+    name: str
+    version: str
+    machine: str
+
+
+@dataclass(frozen=True)
 class Host:
     """This machine, as far as a capture of stacks needs it."""
 
@@ -114,6 +123,7 @@ class Deployment:
     models: tuple[ModelFolder, ...] = ()
     installs: tuple[Install, ...] = ()
     unowned: tuple[str, ...] = ()  # importable packages that no distribution owns
+    libraries: tuple[Library, ...] = ()
     host: Host | None = None
 
 

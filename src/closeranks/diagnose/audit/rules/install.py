@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from closeranks.diagnose.audit.model import Deployment
 from closeranks.diagnose.audit.rule import Hit, Open, rule
+from closeranks.diagnose.audit.versions import within
 
 SHOWN = 8
 
@@ -75,3 +76,19 @@ def install_not_comparable(deployment: Deployment) -> Iterable[Hit | Open]:
         problem = "its RECORD is empty" if install.record_empty else install.problem
         if problem:
             yield Hit(f"{install.name} {install.version}", problem)
+
+
+@rule(
+    "nccl-proxy-slots",
+    "error",
+    "collectives",
+    "This NCCL loses its proxy's slots on aarch64",
+    why="Freed slots of the proxy's pool leak through a weak compare-exchange until it is empty: one rank spins in "
+    "ncclLocalOpAppend while its proxy thread sleeps. It looks like a desynchronisation of the ranks.",
+    fix="Install NCCL 2.29.3 or later.",
+    refs=("nccl#2353", "sglang#33289"),
+)
+def nccl_proxy_slots(deployment: Deployment) -> Iterable[Hit | Open]:
+    for library in deployment.libraries:
+        if library.machine == "aarch64" and within(library.version, "<2.29.3"):
+            yield Hit(f"{library.name} {library.version}", f"for {library.machine}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from closeranks.diagnose.audit.model import Deployment, Engine, Install, ModelFolder
+from closeranks.diagnose.audit.model import Deployment, Engine, Install, Library, ModelFolder
 from closeranks.diagnose.audit.sources import flags, installed, modelfolder, units
 from closeranks.evidence.redact import redact
 
@@ -27,6 +27,7 @@ class _Found:
     models: list[ModelFolder] = field(default_factory=list)
     installs: list[Install] = field(default_factory=list)
     unowned: list[str] = field(default_factory=list)
+    libraries: list[Library] = field(default_factory=list)
 
 
 def collect(
@@ -46,7 +47,13 @@ def collect(
         found.engines.append(flags.parse(words, "command line"))
     _read_models_named(found)
     engines = [_with_version(engine, found.installs, version) for engine in found.engines]
-    return Deployment(_merge(_distinct(engines)), tuple(found.models), tuple(found.installs), tuple(found.unowned))
+    return Deployment(
+        engines=_merge(_distinct(engines)),
+        models=tuple(found.models),
+        installs=tuple(found.installs),
+        unowned=tuple(found.unowned),
+        libraries=tuple(found.libraries),
+    )
 
 
 def _from_path(path: Path, found: _Found, wheel: Path | None) -> None:
@@ -57,6 +64,7 @@ def _from_path(path: Path, found: _Found, wheel: Path | None) -> None:
         try:
             found.installs += installed.compare(site, wheel=wheel)
             found.unowned += installed.unowned(site)
+            found.libraries += installed.libraries(site)
         except installed.Damaged as error:
             raise SourceError(str(error)) from error
     elif (path / ".git").exists() and (checkout := installed.from_checkout(path)) is not None:

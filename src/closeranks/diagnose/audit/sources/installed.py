@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlparse
 
-from closeranks.diagnose.audit.model import ChangedFile, Install
+from closeranks.diagnose.audit.model import ChangedFile, Install, Library
 from closeranks.diagnose.audit.sources.areas import area_of
 from closeranks.evidence.redact import redact
 
@@ -60,6 +60,18 @@ def compare(site: Path, names: tuple[str, ...] = ENGINES, wheel: Path | None = N
         if name in names:
             install = _one(site, info, name, version)
             found.append(_with_diffs(install, site, wheel) if wheel and _same(wheel, name) else install)
+    return tuple(found)
+
+
+def libraries(site: Path) -> tuple[Library, ...]:
+    """NCCL as installed beside the engines."""
+    found = []
+    for info in sorted(site.glob("nvidia_nccl*.dist-info")):
+        name, version = _name_version(info)
+        wheel = info / "WHEEL"
+        tag = wheel.read_text(encoding="utf-8", errors="replace") if wheel.is_file() else ""
+        machine = re.search(r"aarch64|x86_64", tag)
+        found.append(Library(name, version, machine[0] if machine else ""))
     return tuple(found)
 
 
