@@ -314,6 +314,7 @@ class Peers:
             if room.state == r.ENDED:
                 gone.rooms[room.id] = room
                 del link.rooms[room.id]
+        self.proof(instance)
         link.state, link.instance, link.met = DIALLED, 0, False
 
     def reap(self, hello: Hello) -> None:
@@ -334,7 +335,7 @@ class Peers:
 
     def proof(self, instance: int) -> None:
         gone = self.gone[instance]
-        if not gone.reaped or gone.undropped:
+        if gone.undropped or (gone.rooms and not gone.reaped):
             return
         for room in list(gone.rooms.values()):
             if room.writable:
@@ -374,7 +375,8 @@ class Peers:
                         self.say_hello(link)
                 elif link.state == UP:
                     self.say_beat(link)
-            if not self.dials and link.state == DIALLED and not link.rooms:
+            gone = link.state == DIALLED or (link.state == REFUSED and at - link.heard_at > config.lease_s)
+            if not self.dials and gone and not link.rooms:
                 self.remove(link)
             elif self.dials and not link.rooms and at - link.heard_at > 12 * config.lease_s:
                 self.leader.out.append(Hangup(link.name))

@@ -27,6 +27,8 @@ CLASSES: dict[str, type] = {
 STRUCTS: dict[str, type] = {
     cls.__name__: cls for cls in (protocol.Row, protocol.Peer, protocol.Memory, protocol.Fingerprint, protocol.Joined)
 }
+PLAIN = frozenset({int, bytes, str, float, type(None)})
+"""Types that msgpack gives back as they were: lists and dicts of nothing else go as they are."""
 LEFT_OUT = {"handlers", "config", "out"}
 """Attributes of `Leader` that follow from its config."""
 
@@ -54,10 +56,14 @@ def take(leader: Leader) -> bytes:
         if isinstance(value, protocol.RoomId):
             return ["r", value.id, value.generation]
         if isinstance(value, list):
+            if PLAIN.issuperset(map(type, value)):
+                return ["p", value]
             return ["l", [pack(x) for x in value]]
         if isinstance(value, tuple):
             return ["t", [pack(x) for x in value]]
         if isinstance(value, dict):
+            if PLAIN.issuperset(map(type, value)) and PLAIN.issuperset(map(type, value.values())):
+                return ["m", list(value), list(value.values())]
             return ["d", [pack(x) for x in value], [pack(x) for x in value.values()]]
         if isinstance(value, deque):
             return ["q", [pack(x) for x in value]]
@@ -97,6 +103,10 @@ def restore(config: Config, data: bytes) -> Leader:
             kind = value[0]
             if kind == "r":
                 return protocol.RoomId(value[1], value[2])
+            if kind == "p":
+                return list(value[1])
+            if kind == "m":
+                return dict(zip(value[1], value[2], strict=True))
             if kind == "l":
                 return [unpack(x) for x in value[1]]
             if kind == "t":
@@ -114,7 +124,7 @@ def restore(config: Config, data: bytes) -> Leader:
                 if name in LEFT_OUT:
                     raise BadSnapshot(f"attribute {name} is not part of a snapshot")
                 setattr(thing, name, unpack(value))
-    except (msgspec.MsgspecError, LookupError, TypeError, AttributeError) as error:
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise BadSnapshot(f"not a snapshot of this version: {error}") from error
     leader = things[0] if things else None
     if not isinstance(leader, Leader):
