@@ -348,6 +348,19 @@ def test_no_engine_for_long_is_an_end() -> None:
     assert world.client.end.reason == "no_engine"
 
 
+def test_nothing_is_submitted_after_its_deadline() -> None:
+    world = World()
+    world.start()
+    world.now = world.request.deadline + 0.05
+    for room in list(world.rooms):
+        world.table.on_output(DECODE, Output([], [Ended(room, "retract", "", True)]), world.now)
+    world.say_status()
+    assert world.request.generation == 1
+    world.tick(0.1)
+    assert world.client.end is not None
+    assert world.client.end.reason == "deadline"
+
+
 def test_abort_tells_both_sides() -> None:
     world = World()
     world.start()

@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 from closeranks.protocol import Attach, FromEngine, ToEngine, decode_from_engine, encode
 
 HIGH_WATER = 20_000
-"""Messages queued per direction and leader; beyond it a leader is not reading, and its rooms' deadlines decide."""
+"""Messages queued per direction and leader; beyond it a leader is not reading, which counts as a broken connection."""
 
 log = structlog.get_logger()
 
@@ -77,6 +77,8 @@ class Link:
             self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             self.dropped += 1
+            log.error("a leader takes no messages", endpoint=self.endpoint, dropped=self.dropped)
+            self._loop.call_soon(self._receiver.on_link_lost, self.endpoint)
         # sending may consume the descriptor's edge for messages that have come in meanwhile
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self.poll)

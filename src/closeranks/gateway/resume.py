@@ -348,6 +348,8 @@ class Requests:
 
     def _dispatch(self, request: Request, now: float) -> None:
         """Begin the next attempt, if a pair is usable."""
+        if now >= request.deadline:
+            return  # `on_time` ends it
         avoid = request.tried if request.fails or request.refused else None
         pair = self.router.choose(request.tokens, now, avoid)
         if pair is None:
