@@ -1,7 +1,6 @@
 """`closeranks specimen`: list the specimens, or run one and keep it, or capture evidence of it."""
 
 import argparse
-import contextlib
 import json
 import signal
 import sys
@@ -48,8 +47,9 @@ def run(args: argparse.Namespace) -> int:
             if args.capture:
                 _say(args.json, event="captured", folder=str(running.capture(args.capture)))
             else:
-                with contextlib.suppress(KeyboardInterrupt):
-                    signal.pause()
+                signal.pause()
+    except KeyboardInterrupt:
+        return 0
     except SpecimenError as error:
         print(error, file=sys.stderr)
         return 3
