@@ -185,6 +185,12 @@ def test_an_upstream_killed_in_mid_stream_ends_the_stream_with_an_error_event() 
     assert last["error"]["type"] == "upstream_disconnected"
 
 
+def test_an_upstream_that_breaks_off_after_the_end_of_its_answer_did_no_harm() -> None:
+    stream = event(content="a") + event(finish="stop") + DONE
+    got = one(chunked(stream, end=False))
+    assert (got.body, got.complete) == (stream, True)
+
+
 @pytest.mark.parametrize("finished", [False, True])
 def test_an_answer_that_ends_with_its_connection(finished: bool) -> None:
     """Without a length or chunks only the answer itself tells whether it is whole."""

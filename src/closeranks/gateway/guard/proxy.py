@@ -258,7 +258,8 @@ class Guard:
         if failure is not None:
             self.counters.upstream_errors[failure.kind] += 1
             log.warning("upstream failed in mid-stream", kind=failure.kind, error=str(failure), model=asked.model)
-        if out := watch.close(failure.body() if failure is not None else None):
+        # After [DONE] the client has all; an error event would only spoil it.
+        if out := watch.close(failure.body() if failure is not None and not watch.ended else None):
             await response.write(out)
         return response
 
