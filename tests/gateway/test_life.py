@@ -82,6 +82,28 @@ def test_drain_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    with gateway(tmp_path / "g", drain_s=100.0) as running:
+        running.leader.paused = True
+        raw = Raw(running.port)
+        raw.post(CHAT, chat(stream=True))
+        wait_for(lambda: running.leader.submits)
+        running.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: status_of(running.url + "/ready") == 503)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+        raw.close()
+
+
+@pytest.mark.slow
+def test_a_gateway_started_again_has_the_port_its_clients_know(tmp_path: Path) -> None:
+    with gateway(tmp_path / "g") as running:
+        port = running.port
+    with gateway(tmp_path / "g") as running:
+        assert running.port == port
+
+
+@pytest.mark.slow
 def test_a_client_that_takes_nothing_is_cut_off(tmp_path: Path) -> None:
     with gateway(tmp_path / "g", write_timeout_s=0.5, served_model_name="m" * 200, max_open_requests=2000) as running:
         running.leader.script = lambda submit: [5] * 400

@@ -26,7 +26,7 @@ from closeranks.gateway.reply import Format, Reply, Timing
 from closeranks.gateway.service import Gateway
 from closeranks.gateway.stream import Refusal, ReplyResponse
 
-_RID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
+_RID = re.compile(r"[!#-\[\]-~]{1,128}\Z")
 _THREAD_AT = 16_384
 """Characters from which tokenizing happens beside the event loop (about 5 ms)."""
 
@@ -339,7 +339,7 @@ def _rid(given: str | None, name: str) -> str | None:
     if given is None or given == "":
         return None
     if not _RID.match(given):
-        raise Invalid(f"{name} must be 1 to 128 characters of A-Z a-z 0-9 . _ : / + = @ -", param=name)
+        raise Invalid(f"{name} must be 1 to 128 visible ASCII characters without quotes and backslashes", param=name)
     return given
 
 

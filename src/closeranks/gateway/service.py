@@ -44,6 +44,7 @@ class Gateway:
         self._usable = -math.inf
         """When a pair of engines was last seen usable: for a while after, requests are taken on and wait."""
         self._resumed = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links: dict[str, engines.Link] = {}
         self._idle = asyncio.Event()
         self._tick: asyncio.Task[None] | None = None
@@ -53,10 +54,9 @@ class Gateway:
     def start(self) -> None:
         """Connect to the leaders. Raises CurveKeyError, ModelError (a chat template file that cannot be used)."""
         self._load_model()
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         name = f"gateway-{secrets.token_hex(8)}"
         for endpoint in self.router.engines:
-            self._links[endpoint] = engines.Link(context, endpoint, name, self, self.settings.curve_key_file)
+            self._links[endpoint] = engines.Link(self._context, endpoint, name, self, self.settings.curve_key_file)
         self._tick = asyncio.get_running_loop().create_task(self._run())
 
     async def drain(self) -> None:
@@ -84,6 +84,7 @@ class Gateway:
             await asyncio.gather(self._tick, return_exceptions=True)
         for link in self._links.values():
             link.close()
+        self._context.term()  # within the links' linger: the last aborts are on their way
 
     # ---- requests
 
