@@ -36,6 +36,7 @@ from .core import Leader
 from .desk import Desk, Undecodable
 from .events import Drained, Fault
 from .log import Writer
+from .peers import REFUSED
 from .settings import Settings
 
 Socket = zmq.Socket[bytes]
@@ -77,6 +78,7 @@ class Shell:
         self.heartbeat = self.folder / "heartbeat"
         self.next_beat = 0.0
         self.delayed: list[tuple[float, str, bytes]] = []
+        self.links_said: dict[str, str] = {}
         self.open_sockets()
 
     # ------------------------------------------------------------------------------------------------------ sockets
@@ -234,8 +236,28 @@ class Shell:
     def busy(self) -> bool:
         return bool(self.leader.rooms.open or self.leader.rooms.closing)
 
+    def say_links(self) -> None:
+        """Log what became of the links to peers since the last time."""
+        links = self.leader.peers.links
+        for name, link in links.items():
+            if self.links_said.get(name) != link.state:
+                self.links_said[name] = link.state
+                say = self.log.error if link.state == REFUSED else self.log.info
+                say(
+                    "link to a peer",
+                    peer=name,
+                    engine=link.engine,
+                    state=link.state,
+                    **({"why": link.why} if link.why else {}),
+                )
+        for name in list(self.links_said):
+            if name not in links:
+                del self.links_said[name]
+                self.log.info("link to a peer", peer=name, state="removed")
+
     def beat(self) -> None:
         """Show the supervisor that this loop runs."""
+        self.say_links()
         try:
             (self.folder / "heartbeat").touch()
         except OSError as error:
@@ -294,6 +316,8 @@ class Shell:
                 self.faults.act("leader.step", n=message.n)
             if self.writer is not None and self.faults.act("leader.log") is not None:
                 self.writer.fail(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 0)
+        if isinstance(message, Welcome):
+            self.log.info("engine is ready", pages=self.leader.pool.total, tokens=self.leader.max_request_tokens)
         data = encode(message)
         send = self.ranks.send
         for name in self.step_ids:
