@@ -87,20 +87,62 @@ def test_over_tcp_only_the_deployment_key_is_heard(tmp_path: Path) -> None:
 
 def test_notices_keep_their_order_and_beat_only_while_a_step_runs() -> None:
     context = zmq.Context()
-    here = context.socket(zmq.PAIR)
-    there = context.socket(zmq.PAIR)
-    here.bind("inproc://notices")
-    there.connect("inproc://notices")
+    here = context.socket(zmq.ROUTER)
+    port = here.bind_to_random_port("tcp://127.0.0.1")
+
+    def hear() -> Any:
+        assert here.poll(20_000)
+        return decode_from_rank.decode(here.recv_multipart()[-1])
+
+    there = zmq.Context().socket(zmq.DEALER)
+    there.connect(f"tcp://127.0.0.1:{port}")
     try:
         notices = Notices(there, epoch=3, rank=1, ticks=lambda: 42)
         notices.start()
         for n in range(5):
             notices.post(Dropped(3, 1, n))
-        assert [decode_from_rank.decode(here.recv()).instance for _ in range(5)] == list(range(5))
+        assert [hear().instance for _ in range(5)] == list(range(5))
         assert not here.poll(700)
         notices.open_step = 9
-        assert here.poll(5000)
-        assert decode_from_rank.decode(here.recv()) == Progress(3, 1, 9, 42)
+        assert hear() == Progress(3, 1, 9, 42)
         notices.stop()
     finally:
         context.destroy(linger=0)
+
+
+FAULT = """
+import os, sys, time, zmq
+from closeranks.engine.rank.notices import Notices
+socket = zmq.Context().socket(zmq.DEALER)
+socket.connect(sys.argv[1])
+notices = Notices(socket, 1, 0, lambda: 0)
+notices.start()
+notices.fault(ValueError("x" * 100_000))
+"""
+
+
+def test_a_fault_is_said_before_the_process_goes(tmp_path: Path) -> None:
+    """Also to a leader that is slow to connect: here it binds only when the rank is dying."""
+    endpoint = f"ipc://{tmp_path}/leader.sock"
+    dying = subprocess.Popen([sys.executable, "-c", FAULT, endpoint], stderr=subprocess.DEVNULL)
+    context = zmq.Context()
+    try:
+        here = context.socket(zmq.ROUTER)
+        here.bind(endpoint)
+        assert here.poll(60_000)
+        assert decode_from_rank.decode(here.recv_multipart()[-1]).name == "ValueError"
+        assert dying.wait(60) == 70
+    finally:
+        dying.kill()
+        dying.wait()
+        context.destroy(linger=0)
+
+
+def test_a_fault_to_nobody_ends_the_process_all_the_same(tmp_path: Path) -> None:
+    dying = subprocess.run(
+        [sys.executable, "-c", FAULT, f"ipc://{tmp_path}/nobody.sock"],
+        stderr=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
+    )
+    assert dying.returncode == 70

@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
     process.set_up(settings)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     ticks = Ticks()
-    notices = Notices(process.dealer(context, settings, "note"), settings.epoch, settings.rank, ticks)
+    notices = Notices(process.dealer(zmq.Context(), settings, "note"), settings.epoch, settings.rank, ticks)
     notices.start()
     try:
         serve(settings, context, notices, ticks)

@@ -17,14 +17,14 @@ import zmq
 from closeranks.protocol import FromRank, Progress, RankFault, encode
 
 BEAT_S = 0.5
-FLUSH_S = 1.0
+FLUSH_S = 2.0
 """How long a dying rank waits for its fault to leave the socket."""
 EXIT_FAULT = 70
 _DETAIL = 4000
 
 
 class Notices:
-    """Sends notices to the leader on `socket` (a DEALER, from here on its own thread's).
+    """Sends notices to the leader on `socket`, a DEALER of a context of its own; both are from here on this thread's.
 
     `post` may be called from any thread and never waits.
     `open_step` is written by the step loop: the step that runs, 0 for none; `ticks` reads its progress.
@@ -97,4 +97,6 @@ class Notices:
             structlog.get_logger().error("notice thread failed", rank=self._rank, error=repr(error))
             os._exit(EXIT_FAULT)
         finally:
+            # Closing alone returns at once and leaves the rest to a thread that a following exit would cut off.
             self._socket.close(linger=int(FLUSH_S * 1000))
+            self._socket.context.term()
