@@ -247,6 +247,12 @@ class Calls:
         self.value = self.envelope = None
 
     @property
+    def held(self) -> int:
+        """Characters of the current call that were taken and have not left."""
+        kept = sum(len(reader.unread) for reader in (self.value, self.envelope) if reader is not None)
+        return kept + (len(self._opener) if self.live and not self._started else 0)
+
+    @property
     def started(self) -> bool:
         """Whether the consumer knows of the current call."""
         return self.live and self._started

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_TEXTS: list[tuple[Any, dict[int, str | None]]] = []  # of the tokenizers used last
 _PENDING_LIMIT = 8  # tokens of one character; UTF-8 needs at most four bytes
 
 
@@ -36,6 +37,16 @@ def token_id(tokenizer: Any, token: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def _texts_of(tokenizer: Any) -> dict[int, str | None]:
+    """Texts of single tokens, remembered for all decoders of one tokenizer."""
+    for known, texts in _TEXTS:
+        if known is tokenizer:
+            return texts
+    del _TEXTS[3:]
+    _TEXTS.insert(0, (tokenizer, {}))
+    return _TEXTS[0][1]
+
+
 class Bytes:
     """UTF-8 that may be cut inside a character; what is no UTF-8 becomes U+FFFD."""
 
@@ -53,7 +64,7 @@ class Tokens:
     def __init__(self, tokenizer: Any, private: dict[int, str]) -> None:
         self._tokenizer = tokenizer
         self._private = private
-        self._texts: dict[int, str | None] = {}
+        self._texts = _texts_of(tokenizer)
         self._pending: list[int] = []
 
     def text(self, ids: Sequence[int], final: bool = False) -> str:

@@ -167,8 +167,9 @@ class Lexicon:
         self.head = re.compile("|".join(parts + loose_parts))
         self.begun = re.compile("|".join(begun + real.begun + [b for family in loose for b in family.begun]))
         # anything in a delta that keeps it from being passed on as it is, for prose and for values
-        begins = {literal[0] for literal in (think_open, think_close, *controls, self._mark(dialect.sentinel or "<"))}
-        stops = "".join(sorted(char for char in begins | {"<"} if not "\ud800" <= char <= "\udfff"))
+        written = (dialect.think_open, dialect.think_close, *dialect.controls, dialect.sentinel or "<")
+        begins = {literal[0] for literal in written}
+        stops = "".join(sorted(begins | {"<"}))
         self.suspect = re.compile(f"[{re.escape(stops)}\n`~\ud800-\udfff]").search
         self.value_suspect = re.compile("[<\ud800-\udfff]").search
 
