@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from .team import FAST, barrier, carray, pointer, thread_num
+from .team import FAST, barrier, carray, pointer, prefetch, thread_num
 
 F32 = np.float32
 I32 = np.int32
@@ -81,6 +81,11 @@ def some_heads(
     for p in range(last):
         at = pages[p] * page_stride + base + k_offset
         first = p * page_size
+        # The next page lies anywhere: without this the hardware notices it only at the first miss.
+        ahead = pages[min(p + 1, last - 1)] * page_stride + base
+        for line in range(0, page_size * dim, 16):
+            prefetch(pool, ahead + k_offset + line)
+            prefetch(pool, ahead + v_offset + line)
         count = min(page_size, n - first)
         for h in range(heads):
             qh, sh = q[h], scores[h]

@@ -14,6 +14,7 @@ from typing import Any
 import llvmlite.binding  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import carray, cfunc, types
 from numba.core import cgutils
 from numba.core.errors import NumbaError
@@ -57,6 +58,22 @@ def pointer(typing_context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of `array[index]` (one dimension, contiguous): a hint, harmless out of bounds."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        place = builder.bitcast(builder.gep(view.data, [args[1]]), cgutils.voidptr_t)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, *[ir.IntType(32)] * 3])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, near, data = (ir.Constant(ir.IntType(32), n) for n in (0, 3, 1))
+        builder.call(function, [place, read, near, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
 def compiled(function: Callable[[int], None]) -> int:
     """Compile `function(address)` (from the on-disk cache if it is there); returns the machine code's address."""
     if runtime() is None:
@@ -96,4 +113,4 @@ class Job:
             self.alone(args.ctypes.data)
 
 
-__all__ = ["Args", "Job", "barrier", "carray", "pointer", "runtime", "thread_num"]
+__all__ = ["Args", "Job", "barrier", "carray", "pointer", "prefetch", "runtime", "thread_num"]
