@@ -209,7 +209,7 @@ class Leader:
             pages_owned=0,
             pages_quarantined=0,
             waiting=0,
-            running=len(self.rooms),
+            running=0 if self.role == "prefill" else len(self.rooms),
             rooms_open=len(self.rooms),
             oldest_wait_s=self.oldest_wait_s,
             last_progress_s=self.last_progress_s,

@@ -23,7 +23,7 @@ async def health(gateway: Gateway, request: Request, rid: str) -> Response:
     now = gateway.clock()
     bound = gateway.settings.wait_bound_s
     requests = gateway.requests
-    return _said(judge.health(gateway.router, requests.open.values(), requests.last_token, bound, now))
+    return _said(judge.health(gateway.router, requests.open.values(), bound, now))
 
 
 async def ready(gateway: Gateway, request: Request, rid: str) -> Response:

@@ -30,31 +30,48 @@ def ready(router: Router, draining: bool, model_error: str, now: float) -> Verdi
     return Verdict(False, tuple(reasons) or ("no prefill and decode engine that belong together",))
 
 
-def health(router: Router, requests: Iterable[Request], last_token: float, bound_s: float, now: float) -> Verdict:
-    """Unhealthy if no pair can be seen at all, or if something waits beyond `bound_s` and no work moved since.
+def health(router: Router, requests: Iterable[Request], bound_s: float, now: float) -> Verdict:
+    """Unhealthy if no pair can be seen at all, or if something waits beyond `bound_s` and no work moved for it since.
 
     Steps are no evidence, an idle engine steps too: work is tokens computed and pages sent, by the engines' own
-    counters, and tokens that arrived here.
+    counters. What moves elsewhere is no excuse: an engine with running requests must move itself, one whose requests
+    only wait must move itself or have a peer that does.
     """
     reasons = []
     if not router.pairs(now):
         reasons += [said for engine in router.engines.values() if (said := _absent(engine, router, now))]
         reasons += [said for said in (router.mismatch(),) if said]
-    moved = max([last_token, *(engine.moved for engine in router.engines.values())])
-    if now - moved > bound_s:
-        for engine in router.engines.values():
-            status = engine.status
-            if status is not None and status.oldest_wait_s > bound_s:
-                waits = f"a request waits for {status.oldest_wait_s:.1f} s and no work moved for {_age(now, moved)}"
-                reasons.append(f"{_name(engine)}: {waits}{_rank(engine)}")
-        stuck = [r for r in requests if now - r.moved > bound_s]
-        if stuck:
-            oldest = min(stuck, key=lambda r: r.moved)
-            where = [router.engines[e] for e in oldest.pair.endpoints] if oldest.pair else []
-            named = ", ".join(f"{_name(e)}{_rank(e)}" for e in where) or "no engine"
-            said = f"{len(stuck)} requests without progress, the oldest ({oldest.rid}) for {now - oldest.moved:.1f} s"
-            reasons.append(f"{said}, at {named}")
+    for engine in router.engines.values():
+        status = engine.status
+        if status is None:
+            continue
+        if status.running and now - engine.moved > bound_s:
+            said = f"{status.running} requests run and no work moved for {now - engine.moved:.1f} s"
+            reasons.append(f"{_name(engine)}: {said}{_rank(engine)}")
+        elif status.oldest_wait_s > bound_s and now - (moved := _moved(router, engine.endpoint)) > bound_s:
+            said = f"a request waits for {status.oldest_wait_s:.1f} s and no work moved for {now - moved:.1f} s"
+            reasons.append(f"{_name(engine)}: {said}{_rank(engine)}")
+    stuck = [r for r in requests if now - _progress(router, r) > bound_s]
+    if stuck:
+        oldest = min(stuck, key=lambda r: r.moved)
+        where = [router.engines[endpoint] for endpoint in oldest.pair.endpoints] if oldest.pair else []
+        named = ", ".join(f"{_name(engine)}{_rank(engine)}" for engine in where) or "no engine"
+        said = f"{len(stuck)} requests without progress, the oldest ({oldest.rid}) for {now - oldest.moved:.1f} s"
+        reasons.append(f"{said}, at {named}")
     return Verdict(not reasons, tuple(reasons))
+
+
+def _moved(router: Router, endpoint: str) -> float:
+    """When work last moved in an engine or in one that it is paired with."""
+    peers = [e for pair in router.known for e in pair.endpoints if endpoint in pair.endpoints]
+    return max(router.engines[e].moved for e in (endpoint, *peers))
+
+
+def _progress(router: Router, request: Request) -> float:
+    """When something last moved for a request: its own token, or, before its first, work in the engines it is at."""
+    if request.pair is None or request.spoke:
+        return request.moved
+    return max(request.moved, *(router.engines[endpoint].moved for endpoint in request.pair.endpoints))
 
 
 def _absent(engine: Engine, router: Router, now: float) -> str:
@@ -80,7 +97,3 @@ def _rank(engine: Engine) -> str:
         return ""
     status = engine.status
     return f" (its open step waits for rank {status.slowest_rank}, for {status.last_progress_s:.1f} s)"
-
-
-def _age(now: float, then: float) -> str:
-    return f"{now - then:.1f} s" if then > float("-inf") else "as long as is known"

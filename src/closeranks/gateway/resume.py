@@ -128,7 +128,6 @@ class Requests:
         self.open: dict[int, Request] = {}
         self.counts: Counter[str] = Counter()
         """`output_tokens`, `stale_messages`, `duplicate_tokens`, `attempts`, and `resumed_WHY`."""
-        self.last_token = -math.inf
         self._gap_s = gap_s
         self._engine_wait_s = engine_wait_s
         self._waiting: dict[int, Request] = {}
@@ -240,7 +239,6 @@ class Requests:
         request.fails = 0
         request.moved = now
         request.tokens += tokens
-        self.last_token = now
         self.counts["output_tokens"] += len(tokens)
         if len(tokens) == room or tokens[-1] in request.stop_ids:
             request.stuck_since = min(request.stuck_since, now)  # the end is due

@@ -66,14 +66,14 @@ class Router:
     silence_s: float
     engines: dict[str, Engine] = field(default_factory=dict)
     draining: bool = False
-    _pairs: list[Pair] = field(default_factory=list)
+    known: list[Pair] = field(default_factory=list)
     _heads: OrderedDict[int, Pair] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         for role, endpoints in (("prefill", self.prefill), ("decode", self.decode), ("both", self.both)):
             for endpoint in endpoints:
                 self.engines[endpoint] = Engine(endpoint, role)
-        self._pairs = [Pair(p, d) for p in self.prefill for d in self.decode] + [Pair(b, b) for b in self.both]
+        self.known = [Pair(p, d) for p in self.prefill for d in self.decode] + [Pair(b, b) for b in self.both]
 
     def on_status(self, endpoint: str, status: Status, now: float) -> bool:
         """Take a Status in. True: the engine is another instance than before, what ran there is gone."""
@@ -108,12 +108,12 @@ class Router:
     def pairs(self, now: float) -> list[Pair]:
         """The pairs that can take a request now."""
         usable = {endpoint for endpoint in self.engines if self.usable(endpoint, now)}
-        return [pair for pair in self._pairs if pair.prefill in usable and pair.decode in usable and self._match(pair)]
+        return [pair for pair in self.known if pair.prefill in usable and pair.decode in usable and self._match(pair)]
 
     def mismatch(self) -> str:
         """Why no pair matches, with both values; empty if one does or nothing is known."""
         said = ""
-        for pair in self._pairs:
+        for pair in self.known:
             if self._match(pair):
                 return ""
             a, b = self.engines[pair.prefill].status, self.engines[pair.decode].status
