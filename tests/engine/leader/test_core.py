@@ -11,6 +11,7 @@ from closeranks.protocol import (
     Fingerprint,
     Grant,
     Hello,
+    Memory,
     Progress,
     RankFault,
     Report,
@@ -383,7 +384,7 @@ def test_unlike_ranks_do_not_start() -> None:
 
 
 def hello(role: str = "decode", fingerprint: Fingerprint = FINGERPRINT, instance: int = 8, ended: int = 0) -> Hello:
-    return Hello("other", role, ended + 1, instance, ended, fingerprint, [])
+    return Hello("other", role, ended + 1, instance, ended, fingerprint, [Memory("shm", 0, [0], 16, 64, b"")])
 
 
 def test_engines_that_differ_refuse_each_other_with_both_values() -> None:
@@ -419,6 +420,9 @@ def test_nobody_at_the_peers_address_ends_the_room_retryable() -> None:
         Grant(RoomId(1, 1), 8, -1, [1, 2, 3]),
         Grant(RoomId(1, 1), 8, 5, [1]),
         Grant(RoomId(1, 1), 8, 2, []),
+        Grant(RoomId(1, 1), 8, 0, [3, 3]),
+        Grant(RoomId(1, 1), 8, 0, [3, 16]),
+        Grant(RoomId(1, 1), 8, 0, [3, -1]),
     ],
 )
 def test_a_grant_that_does_not_fit_ends_the_room(grant: Grant) -> None:

@@ -64,16 +64,17 @@ class Handover:
         """Both submit and grant are in: check that they fit together, then wait for pages."""
         size = self.leader.page_size
         pages = (room.length + size - 1) // size
+        flaw = ""
         if not 0 <= room.skip < pages or len(room.targets) != pages - room.skip:
-            self.leader.end(
-                room,
-                r.PEER_END,
-                "peer",
-                f"granted {len(room.targets)} pages from page {room.skip} on for {pages} pages",
-                retryable=False,
-            )
-            return
-        self.leader.scheduler.enqueue(room, at)
+            flaw = f"granted {len(room.targets)} pages from page {room.skip} on for {pages} pages"
+        elif min(room.targets) < 0 or max(room.targets) >= self.leader.peers.links[room.link].num_pages:
+            flaw = "granted pages that the peer's pool does not have"
+        elif len(dict.fromkeys(room.targets)) != len(room.targets):
+            flaw = "granted a page twice"
+        if flaw:
+            self.leader.end(room, r.PEER_END, "peer", flaw, retryable=False)
+        else:
+            self.leader.scheduler.enqueue(room, at)
 
     def send_finished(self, room: Room, last: bool, sends: list[Send]) -> None:
         """Add the pages that are whole after this step's rows (the last chunk: all) to the step's sends."""

@@ -48,8 +48,6 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag=102):
     """Hash of the effects of the event before; written only when there were any."""
 
     digest: bytes
-    n: int = 0
-    """Step that was issued; 0: none."""
 
 
 class Words(msgspec.Struct, frozen=True, array_like=True, tag=103):

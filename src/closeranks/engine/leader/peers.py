@@ -36,7 +36,19 @@ REFUSED = "refused"
 class Link:
     """One link. `name`: the endpoint dialled (decode) or the socket identity (prefill)."""
 
-    __slots__ = ("engine", "epoch", "heard_at", "instance", "met", "name", "rooms", "said_at", "state", "why")
+    __slots__ = (
+        "engine",
+        "epoch",
+        "heard_at",
+        "instance",
+        "met",
+        "name",
+        "num_pages",
+        "rooms",
+        "said_at",
+        "state",
+        "why",
+    )
 
     def __init__(self, name: str, at: float) -> None:
         self.name = name
@@ -46,6 +58,8 @@ class Link:
         self.instance = 0
         self.heard_at = at
         self.said_at = at
+        self.num_pages = 0
+        """Pages of the peer's pool."""
         self.met = False
         """A step that introduces the instance to the ranks is agreed."""
         self.rooms: dict[RoomId, Room] = {}
@@ -193,6 +207,7 @@ class Peers:
             return
         fresh = link.instance != hello.instance
         link.instance = hello.instance
+        link.num_pages = min((memory.num_pages for memory in hello.memories), default=0)
         if self.dials:
             link.state = NAMED  # also where it was up: whoever says Hello may have forgotten us; its beat tells
         else:
