@@ -6,6 +6,7 @@ a public case. They are the check that rules fit a mechanism rather than a case,
 public case covers.
 """
 
+import json
 from collections.abc import Iterable
 
 Case = tuple[str, list[tuple[str, str]], str, bool]
@@ -95,6 +96,34 @@ def nccl(
     )
 
 
+def recorder(last: int) -> str:
+    """A flight recorder dump whose rank has enqueued `last` operations."""
+    entry = {
+        "process_group": ["2", "tp"],
+        "collective_seq_id": last,
+        "profiling_name": "nccl:all_reduce",
+        "state": "started" if last == 901 else "completed",
+        "is_p2p": False,
+        "input_sizes": [[8]],
+        "output_sizes": [[8]],
+    }
+    return json.dumps(
+        {
+            "version": "2.9",
+            "pg_config": {"2": {"name": "2", "desc": "tp", "ranks": "[0, 1, 2, 3]"}},
+            "pg_status": {
+                "2": {
+                    "last_enqueued_collective": last,
+                    "last_started_collective": last,
+                    "last_completed_collective": 900,
+                }
+            },
+            "entries": [entry],
+        },
+        indent=1,
+    )
+
+
 def vworker(op: str, site: str) -> tuple[str, ...]:
     """A vLLM worker in a collective."""
     return (
@@ -179,6 +208,8 @@ def _stack_cases() -> list[Case]:
         ("own-gil", [("a.txt", 'Process 71: VLLM::EngineCore\nPython v3.11.9 (/usr/bin/python3.11)\n\nThread 71 (active+gil): "MainThread"\n    take_gil (python3.11)\n    PyEval_RestoreThread (python3.11)\n    torch::profiler::impl::stop (libtorch_cpu.so)\n    stop (torch/profiler/profiler.py:801)\nThread 90 (idle): "Thread-3 (output)"\n    take_gil (python3.11)\n    recv (zmq/sugar/socket.py:790)\n')], "GIL_DEADLOCK", True),
         ("own-frontend-jinja", [("a.txt", dump("sglang::http_server/tokenizer_manager", ("render (jinja2/environment.py:1295)", "apply_chat_template (transformers/tokenization_utils_base.py:1621)", "_process_messages (entrypoints/openai/serving_chat.py:871)", "run (uvicorn/server.py:66)"), 9, "active+gil")), ("s.log", "".join(decode(f"05:0{i}:00", gen=800 + i) for i in range(5)) + "[2026-10-03 05:02:20] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 05:02:00. last_heartbeat time: 05:01:58\n")], "FRONTEND_OR_CPU_BOUND", True),
         ("own-startup-barrier", [("a.txt", ranks(tp(4, ("barrier (torch/distributed/distributed_c10d.py:4801)", "initialize_model_parallel (distributed/parallel_state.py:1801)", "init_torch_distributed (model_executor/model_runner.py:801)", "__init__ (scheduler.py:402)"))))], "STARTUP", False),
+        ("own-compiling", [("a.txt", ranks({"sglang::scheduler_TP0": ("poll (subprocess.py:2011)", "communicate (subprocess.py:1209)", "make_cubin (triton/backends/nvidia/compiler.py:401)", "compile (triton/compiler/compiler.py:301)", "run (triton/runtime/jit.py:700)", "forward_decode (model_executor/model_runner.py:2650)", *LOOP)} | tp(1, (*SYNC, *LOOP), 1)))], "NOT_HUNG_SLOW_OR_CAPACITY", True),
+        ("own-comm-init", [("a.txt", ranks(tp(2, ("ncclCommInitRank (pynccl_wrapper.py:301)", "__init__ (distributed/device_communicators/pynccl.py:100)", "__init__ (distributed/parallel_state.py:250)", "initialize_model_parallel (distributed/parallel_state.py:1801)"))))], "STARTUP", False),
         ("own-one-of-many", [("a.txt", dump("sglang::scheduler_TP3", (*SYNC, *LOOP)))], "UNDETERMINED", False),
     ]  # fmt: skip
 
@@ -244,6 +275,21 @@ collective state: scheduled
         ("own-health-503-busy", [("s.log", "".join(decode(f"05:00:{i}0") for i in range(3)) + "[2026-10-03 05:00:35] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 05:00:15. last_heartbeat time: 05:00:14\n" + "".join(decode(f"05:01:{i}0") for i in range(3)))], "HEALTHY_WATCHDOG_FALSE_POSITIVE", True),
         ("own-too-big", [("v.log", "(EngineCore pid=9) INFO 10-03 05:00:00 [kv_cache_utils.py:1300] GPU KV cache size: 20,000 tokens\n(APIServer pid=3) INFO 10-03 04:59:00 [model.py:1680] Using max model len 131072\n" + stats.format(1, 0.0, 0, 3, 0.0))], "UNSCHEDULABLE_REQUEST", True),
         ("own-zombie-core", [("ps.txt", "USER PID %CPU STAT COMMAND\nroot 1 0.1 Ssl vllm serve m\nroot 88 0.0 Z [VLLM::EngineCor] <defunct>\n"), ("a.log", '(APIServer pid=1) INFO:     10.0.0.2:4 - "GET /health HTTP/1.1" 200 OK\n')], "HEALTH_FALSE_OK_ENGINE_DEAD", False),
+        ("own-watchdog-alike", [("w.log", "".join(nccl(r, 4711, "ALLREDUCE") for r in range(4)))], "SYMMETRIC_WAIT", False),
+        ("own-watchdog-absent", [("w.log", "".join(nccl(r, 4711, "ALLREDUCE") for r in range(8) if r != 5))], "MISSING_PARTICIPANT", False),
+        ("own-first-collective", [("w.log", "h:1:1 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1 - Init COMPLETE\n" + "".join(nccl(r, 1, "ALLREDUCE") for r in range(2)))], "NETWORK_OR_TRANSPORT", False),
+        ("own-p2p-sends", [("w.log", nccl(0, 501, "SEND", 7168) + nccl(1, 499, "RECV", 3584))], "PP_STALL", False),
+        ("own-pp-batches", [("p.log", "".join(f"[2026-10-03 05:00:{i:02d} PP{i % 2} TP0] Prefill batch, #new-seq: 1, #new-token: {100 + i // 2}, #cached-token: 0, token usage: 0.1, #running-req: 0, #queue-req: 2, #inflight-req: 1\n" for i in range(7)) + OK.format("05:04:00", "/health", "200 OK"))], "PP_STALL", False),
+        ("own-recorder-laggard", [(f"nccl_trace_rank_{r}", recorder(900 if r == 2 else 901)) for r in range(4)], "MISSING_PARTICIPANT", True),
+        ("own-engine-dead-500", [("v.log", "(EngineCore_DP0 pid=9) ERROR 10-03 05:01:14 [core.py:900] EngineCore encountered a fatal error.\n" + '(APIServer pid=1) INFO:     10.0.0.2:4 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n')], "CRASH_LOOKS_LIKE_HANG", True),
+        ("own-gauges-stay", [("m.prom", 'sglang:num_running_reqs{tp_rank="0"} 0.0\nsglang:num_decode_transfer_queue_reqs{tp_rank="0"} 4.0\nsglang:generation_tokens_total{tp_rank="0"} 77.0\n' * 2)], "KV_TRANSFER", False),
+        ("own-leaked-cache", [("v.log", "".join(stats.format(i, 0.0, 0, 0, 41.5) for i in range(3)))], "REQUEST_LEAK", False),
+        ("own-start-without-end", [("s.log", "[2026-10-03 05:00:00 TP0] Init torch distributed begin.\n[2026-10-03 05:00:40 TP0] Load weight end. elapsed=3.1 s\n[2026-10-03 05:00:00 TP1] Load weight begin. avail mem=3 GB\n")], "STARTUP", False),
+        ("own-idle-stats", [("v.log", "".join(stats.format(i, 0.0, 0, 0, 0.0) for i in range(3)))], "HEALTHY_IDLE", True),
+        ("own-detokenizer-stopped", [("ps.txt", "  PID STAT COMMAND\n 11 Sl   sglang::scheduler_TP0\n 12 Tl   sglang::detokenizer\n"), ("s.log", decode("05:00:00"))], "IPC_OR_EXTERNAL_LOST", True),
+        ("own-rank-stopped", [("ps.txt", "  PID STAT COMMAND\n 11 Sl   sglang::scheduler_TP0\n 12 Tl   sglang::scheduler_TP1\n"), ("s.txt", dump("sglang::scheduler_TP0", (*HEAD, *LOOP)))], "MISSING_PARTICIPANT", True),
+        ("own-prefill-probe", [("p.log", "".join(f"[2026-10-03 05:00:{i}0 TP0] Prefill batch, #new-seq: 1, #new-token: 8192, #cached-token: 0, token usage: 0.4, #running-req: 0, #queue-req: 3, #inflight-req: 1\n" for i in (0, 1, 2, 4, 5)) + "[2026-10-03 05:00:35] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 05:00:15. last_heartbeat time: 05:00:14\n")], "HEALTHY_WATCHDOG_FALSE_POSITIVE", True),
+        ("own-laggard-gpu", [("smi.csv", "index, utilization.gpu [%], power.draw [W]\n" + "".join(f"{i}, {0 if i == 3 else 100} %, 118.0 W\n" for i in range(4))), ("s.log", WATCHDOG.format(1))], "UNDETERMINED", False),
         ("own-engine-dead-200", [("v.log", "(EngineCore_DP0 pid=9) ERROR 10-03 05:01:14 [core.py:900] EngineCore encountered a fatal error.\n" + '(APIServer pid=1) INFO:     10.0.0.2:4 - "GET /health HTTP/1.1" 200 OK\n' * 2)], "HEALTH_FALSE_OK_ENGINE_DEAD", False),
         ("own-slow-but-flowing", [("v.log", stats.format(1, 31.5, 4, 9, 99.1) + stats.format(2, 30.9, 4, 11, 99.3) + stats.format(3, 31.0, 4, 12, 99.2))], "NOT_HUNG_SLOW_OR_CAPACITY", True),
         ("own-compile", [("s.log", "[2026-10-03 05:00:00 TP0] Entering DeepGEMM JIT Pre-Compile session. It may take a long time\nDeepGEMM warmup:  10%|#         | 100/1000 [00:10<01:30, 10.0it/s]\nDeepGEMM warmup:  20%|##        | 200/1000 [00:20<01:20, 10.0it/s]\n(EngineCore pid=9) INFO 10-03 05:01:10 [shm_broadcast.py:700] No available shared memory broadcast block found in 60 seconds.\n")], "NOT_HUNG_SLOW_OR_CAPACITY", True),

@@ -128,6 +128,10 @@ _EP_FILE = re.compile(r"deep_ep|deepep|mori_ep|nixl_ep|pplx|uccl|flashinfer_a2a|
 _EP_NAME = re.compile(
     r"^(dispatch\w*|combine\w*|low_latency_(?:dispatch|combine)|internode_\w+|intranode_\w+|notify_dispatch|_dispatch_core)$"
 )
+_RENDEZVOUS = re.compile(
+    r"^(ncclCommInitRank\w*|ncclCommInitAll|init_process_group|_new_process_group_helper|rendezvous|_create_c10d_store|"
+    r"_tcp_rendezvous\w*|connectFullMesh|new_group|_store_based_barrier)$"
+)
 _TRANSFER = re.compile(
     r"checkGenTransferStatus|checkContextTransferStatus|check_gen_transfer_status|check_context_transfer_status|CacheTransceiver|requestAndReceive|respondAndSend|wait_for_layer_load|wait_for_save|start_load_kv"
 )
@@ -245,6 +249,8 @@ def _frame_kind(f: Frame, i: int, frames: tuple[Frame, ...]) -> tuple[str, str, 
     outer = [g.name for g in frames[i + 1 : i + 8]]
     if name in COLLECTIVES and _DIST_FILE.search(file):
         return "collective", name, ""
+    if _RENDEZVOUS.match(name):
+        return "collective", name, "startup"
     if name in _P2P and _DIST_FILE.search(file):
         return "p2p", name, ""
     if name in _MODULE_LOAD:

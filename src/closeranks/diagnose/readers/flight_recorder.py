@@ -85,7 +85,7 @@ class FlightRecorder:
             src=src,
             who=who,
             origin="recorder",
-            op=op_name(_word(e.get("profiling_name"), ":")),
+            op=op_name(str(e.get("profiling_name"))[:80].split(" ")[0]),
             seq=_int(e.get("p2p_seq_id" if p2p else "collective_seq_id")),
             group=name,
             numel_in=_numel(e.get("input_sizes")),

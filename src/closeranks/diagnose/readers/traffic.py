@@ -16,7 +16,7 @@ class Access:
 
     NAME = "access-log"
     ABOUT = "HTTP access lines: path and status of known endpoints"
-    TOKENS = ('HTTP/1.1" ', 'HTTP/2" ')
+    TOKENS = ("HTTP/1.1", "HTTP/2")
     open = False
     _LINE = re.compile(r'"(GET|POST|HEAD|PUT|DELETE) ([^\s?"]{1,200})[^"]*" (\d{3})')
 

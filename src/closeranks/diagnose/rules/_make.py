@@ -1,11 +1,23 @@
 """Building findings, so that a rule is its condition and its words."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from closeranks.diagnose.facts import Event, Fact
+from closeranks.diagnose.facts import Event, Fact, Metric
 from closeranks.diagnose.scene import EngineView, RankView, Scene
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding, cite
+
+WAITS = ("collective", "collective_device")
+DEVICE = (
+    "device_wait",
+    "device_launch",
+    "kernel_call",
+    "module_load",
+    "collective_device",
+    "p2p_device",
+    "implicit_sync",
+)
 
 
 def finding(cls: str, certainty: str, summary: str, facts: Iterable[Fact | None] = (), **more: Any) -> Finding:
@@ -48,3 +60,8 @@ def stall_words(scene: Scene, role: str = "") -> list[str]:
     if quiet:
         out.append(f"no batch line for {quiet[1]:.0f} s after {quiet[0].src} although requests were running")
     return out
+
+
+def gauges(scene: Scene) -> list[Metric]:
+    """The last gauges that count requests."""
+    return [m for m in scene.of(Metric) if re.search(r"running|waiting|queue_reqs", m.name)][-3:]

@@ -1,0 +1,256 @@
+# ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
+"""Processes that are dead, stopped, killed, or refused a resource."""
+
+import re
+
+from closeranks.diagnose.facts import Event, Process
+from closeranks.diagnose.rules import rule
+from closeranks.diagnose.rules._make import (
+    finding,
+    places,
+)
+from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
+
+_RANK_TASK = re.compile(r"^(sglang::sched|VLLM::Work|VLLM::Engine|ray::|vllm|trtllm|mpi4py)")
+
+
+_OTHER_TASK = re.compile(
+    r"^(lmcache|mooncake|etcd|redis|nats|infinistore|memcached|minio|aibrix|dynamo|consul|kvstore|lm_?server)"
+)
+
+
+_PYTHON = re.compile(r"^(python|pt_main|pt_)")
+
+
+@rule(
+    4,
+    "DEAD_PEER IPC_OR_EXTERNAL_LOST",
+    "the kernel killed a process for memory: a rank, or a server that the engine depends on",
+)
+def killed_for_memory(scene: Scene) -> Finding | None:
+    kills = scene.events("oom_kill")
+    killed = [e for e in kills if e.get("task")]
+    for e in killed:
+        task = str(e.get("task"))
+        if _OTHER_TASK.match(task):
+            return finding(
+                "IPC_OR_EXTERNAL_LOST",
+                SHOWN,
+                f"{task} (pid {e.get('pid')}), which the engine depends on, was killed for memory.",
+                [e, *scene.stacks[:2], *_waiting(scene)],
+                ranks={r.label: r.at.where for g in scene.engines for r in g.ranks.values()},
+                trigger=f"out of memory: {task} killed",
+                mechanism="a completion that the dead server owed never arrives; the request stays parked and the ranks stay idle",
+                shown=[f"{e.src}: the kernel killed {task}"],
+                decoys=["the ranks' stacks look idle: with a request waiting that is a lost message, not health"],
+                next_checks=["is that process running again, and did the engine reconnect to it?"],
+                workaround=f"restart {task} and the engine; give {task} a memory limit of its own",
+            )
+        if _RANK_TASK.match(task) or _PYTHON.match(task):
+            gone = _absent_ranks(scene)
+            known = bool(_RANK_TASK.match(task))
+            pool = scene.events("host_pool")
+            asked = sum(p.num("gb") or 0 for p in pool)
+            size = scene.flag_number("tp", "tp-size")
+            absent = f": {', '.join(gone)}" if gone else ""
+            note = f" {len(pool)} ranks had asked for {asked:g} GB of host memory" if pool else ""
+            note += f", {size} were to" if pool and size and size > len(pool) else ""
+            return finding(
+                "DEAD_PEER",
+                SHOWN if known or gone else LIKELY,
+                f"A rank was killed for memory ({task}, pid {e.get('pid')}){absent}.{note}",
+                [e, *pool[:2], *scene.events("ps_listing")],
+                missing=gone,
+                trigger="out of memory",
+                mechanism="the others wait for a rank that no longer exists",
+                shown=[f"{e.src}: the kernel killed {task}"]
+                + ([f"{', '.join(gone)} absent from the process list"] if gone else []),
+                next_checks=[
+                    "memory limit of the container against host pools, pinned buffers and weights of all ranks"
+                ],
+                workaround="a smaller host pool (--hicache-size, --hicache-ratio) or a larger memory limit",
+            )
+    if kills and (scene.has("exit_code") or not scene.stacks):
+        return finding("DEAD_PEER", LIKELY, "A process was killed for memory; which one is not in the evidence.", kills)
+    for e in scene.events("exit_code"):
+        if e.get("reason") == "OOMKilled":
+            return finding(
+                "DEAD_PEER",
+                LIKELY,
+                "A container of the engine was killed for memory.",
+                [e],
+                trigger="out of memory",
+                next_checks=["kubectl describe pod, dmesg: which process, which limit"],
+            )
+    return None
+
+
+def _waiting(scene: Scene) -> list[Event]:
+    return [b for b in scene.batches[-1:] if (b.num("waiting") or b.num("queue") or 0) > 0]
+
+
+def _absent_ranks(scene: Scene) -> list[str]:
+    """Ranks that ought to be in the process list and are not."""
+    if not scene.has("ps_listing"):
+        return []
+    alive = {
+        p.who.tp
+        for p in scene.processes
+        if p.who and p.who.is_rank and p.who.tp is not None and not p.state.startswith("Z")
+    }
+    size = scene.flag_number("tp", "tp-size", "tensor-parallel-size") or (max(alive) + 1 if alive else 0)
+    named = {f.who.tp for f in scene.facts if f.who and f.who.kind in ("scheduler", "worker") and f.who.tp is not None}
+    wanted = set(range(min(size, 1024))) | named
+    return [f"TP{i}" for i in sorted(wanted - alive)] if alive else []
+
+
+@rule(
+    6,
+    "HEALTH_FALSE_OK_ENGINE_DEAD CRASH_LOOKS_LIKE_HANG DEAD_PEER MISSING_PARTICIPANT IPC_OR_EXTERNAL_LOST",
+    "process list: engine core or ranks gone, zombies, or stopped",
+)
+def processes_gone(scene: Scene) -> Finding | None:
+    zombies = [p for p in scene.processes if p.state.startswith("Z")]
+    stopped = [p for p in scene.processes if p.state[:1] in ("T", "t") and p.who and p.who.is_rank]
+    cores = [p for p in zombies if p.who and p.who.kind == "engine_core"]
+    ok = [e for e in scene.events("http") if e.get("status") == 200]
+    if cores:
+        ok_words = f" while the API answered 200 on {ok[-1].get('path')}" if ok else ""
+        return finding(
+            "HEALTH_FALSE_OK_ENGINE_DEAD",
+            LIKELY,
+            f"The engine core is dead (a zombie){ok_words}.",
+            [*cores, *ok[:2], *scene.batches[-2:]],
+            mechanism="the API process outlives its engine; its endpoints do not ask the engine, and a stream's 200 is sent before its first token",
+            shown=[f"{c.src}: pid {c.pid} is a zombie" for c in cores],
+            likely=["why the engine core died is not in this evidence"],
+            next_checks=["the engine core's own last lines, dmesg, its exit code"],
+            workaround="probe with a real completion instead of /health; restart",
+        )
+    ranks_gone = [p for p in zombies if (p.who and p.who.is_rank) or (p.who is None and scene.has("child_crashed"))]
+    if ranks_gone:
+        alive = [p for p in scene.processes if p.who and p.who.is_rank and not p.state.startswith("Z")]
+        leaving = [r for g in scene.engines for r in g.at("exiting")]
+        if not alive or leaving:
+            return finding(
+                "CRASH_LOOKS_LIKE_HANG",
+                SHOWN if scene.has("rank_exception", "exception", "child_crashed", "fatal") else LIKELY,
+                "The engine's ranks have crashed; the launcher still holds the port.",
+                [*ranks_gone, *scene.events("rank_exception", "child_crashed", "exception")[:3]],
+                mechanism="after a child's crash the launcher dumps and waits before it exits: the port accepts and nothing answers",
+                next_checks=["the first exception in time over all ranks' logs"],
+            )
+        return finding(
+            "DEAD_PEER",
+            LIKELY,
+            f"{labels_of(ranks_gone)} died; the other ranks wait.",
+            [*ranks_gone, *scene.events("child_crashed", "exit_code")[:2]],
+            missing=[p.who.label for p in ranks_gone if p.who],
+            next_checks=["exit code and dmesg of the dead process"],
+        )
+    helpers = [
+        p
+        for p in scene.processes
+        if p.who and p.who.kind in ("detokenizer", "dp_controller") and p.state[:1] in ("Z", "T", "t")
+    ]
+    if helpers and not stopped:
+        return finding(
+            "IPC_OR_EXTERNAL_LOST",
+            LIKELY,
+            f"The {helpers[0].who.kind if helpers[0].who else 'helper'} process is {'dead' if helpers[0].state[0] == 'Z' else 'stopped'}: what the ranks send it goes nowhere.",
+            [*helpers, *scene.events("health_failed")[:2], *scene.batches[-1:]],
+            mechanism="answers pass through that process; the ranks go on without noticing",
+            next_checks=["its exit code, dmesg, who stopped it"],
+        )
+    if stopped:
+        return finding(
+            "MISSING_PARTICIPANT",
+            SHOWN,
+            f"{labels_of(stopped)} is stopped (state T): signalled, traced or frozen; its peers wait for it.",
+            [*stopped],
+            ranks=places(r for g in scene.engines for r in g.ranks.values()),
+            missing=[p.who.label for p in stopped if p.who],
+            mechanism="a stopped process takes part in nothing",
+            next_checks=["who stopped it: a debugger, SIGSTOP, a cgroup freezer? SIGCONT lets it go on"],
+        )
+    return None
+
+
+def labels_of(processes: list[Process]) -> str:
+    """`TP1`, or the pid where the title does not tell."""
+    return ", ".join(p.who.label if p.who else f"pid {p.pid}" for p in processes[:8])
+
+
+@rule(7, "HEALTH_FALSE_OK_ENGINE_DEAD", "the engine core reported its own death and the API answers on")
+def engine_dead_api_alive(scene: Scene) -> Finding | None:
+    dead = scene.events("engine_dead")
+    if not dead or scene.has("worker_died"):
+        return None
+    t = dead[0].time
+    ok = [e for e in scene.events("http") if e.get("status") == 200 and (t is None or e.time is None or e.time >= t)]
+    stack_causes = [
+        e
+        for e in scene.events("rank_exception", "exception", "fatal")
+        if str(e.get("cause", "")) not in ("engine_dead", "cancelled")
+    ]
+    if not ok:
+        return None
+    return finding(
+        "HEALTH_FALSE_OK_ENGINE_DEAD",
+        LIKELY,
+        "The engine core died; the API process still answers 200.",
+        [*dead[:2], *ok[-2:], *stack_causes[:2]],
+        mechanism="the API process outlives its engine",
+        next_checks=["the first exception of the engine core or a worker before this line"],
+        workaround="probe with a real completion; restart",
+    )
+
+
+@rule(8, "STARTUP", "a port was taken, and the rank that needed it did not come up")
+def port_in_use(scene: Scene) -> Finding | None:
+    taken = scene.events("port_in_use")
+    if not taken or any(e.time and taken[-1].time and e.time > taken[-1].time for e in scene.events("started")):
+        return None
+    port = next((e.get("port") for e in taken if e.get("port") is not None), None)
+    who = next((e.who.label for e in taken if e.who), "")
+    return finding(
+        "STARTUP",
+        SHOWN,
+        f"{who or 'A process'} could not listen{f' on port {port}' if port else ''}: the address is in use.",
+        [*taken[:2], *scene.events("rank_exception")[:1]],
+        trigger="a port was taken between being chosen and being bound, or a former process still holds it",
+        mechanism="the rank fails in rendezvous while the others wait for it or load on",
+        shown=[f"{taken[0].src}: address already in use"],
+        decoys=["'[Gloo] Rank 0 is connected to 0 peer ranks' is normal for a group of one"],
+        next_checks=[
+            f"ss -ltnp 'sport = :{port}'" if port else "ss -ltnp",
+            "processes left over from an earlier start",
+        ],
+        workaround="start again; keep fixed ports outside net.ipv4.ip_local_port_range; one instance per port range",
+    )
+
+
+@rule(12, "DEAD_PEER", "an executor or launcher reports that a worker died")
+def worker_died(scene: Scene) -> Finding | None:
+    died = scene.events("worker_died")
+    killed = [e for e in scene.events("child_crashed") if e.get("code") in (-9, 137, -15)]
+    if not died and not killed:
+        return None
+    e = (died or killed)[0]
+    rank = e.get("rank", e.get("index"))
+    named = f"rank {rank}" if rank is not None else "a worker"
+    return finding(
+        "DEAD_PEER",
+        LIKELY,
+        f"{named[:1].upper()}{named[1:]} died; why is not in this log.",
+        [*died[:2], *killed[:2], *scene.events("shm_wait")[:1]],
+        missing=[named] if rank is not None else [],
+        mechanism="the others wait for a rank that no longer exists",
+        shown=[f"{e.src}: {named} died"],
+        decoys=["'No available shared memory broadcast block' is a symptom: someone does not read"]
+        if scene.has("shm_wait")
+        else [],
+        next_checks=["the worker's own log, raylet.out, dmesg, exit code of the container"],
+        workaround="readiness by a real completion, not by /v1/models",
+    )

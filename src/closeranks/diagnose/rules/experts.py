@@ -1,0 +1,131 @@
+# ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
+"""Expert-parallel exchange: the barrier matrix, workers that raised in it and stayed, slow compilation behind it."""
+
+from collections import Counter
+
+from closeranks.diagnose.rules import rule
+from closeranks.diagnose.rules._make import (
+    finding,
+)
+from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
+
+
+@rule(25, "CRASH_LOOKS_LIKE_HANG", "a worker raised, and its process tree stays up answering 503")
+def raised_but_up(scene: Scene) -> Finding | None:
+    raised = [e for e in scene.events("exception", "rank_exception") if e.who and e.who.is_rank]
+    if not raised or scene.has("teardown", "child_crashed", "hard_kill"):
+        return None
+    t = raised[0].time
+    refused = [e for e in scene.events("http") if e.get("status") == 503]
+    after = [e for e in refused if t is None or e.time is None or e.time >= t]
+    if len(after) < 2 or any(e.get("status") == 200 for e in scene.events("http") if e.src > after[-1].src):
+        return None
+    column = _column(scene)
+    return finding(
+        "CRASH_LOOKS_LIKE_HANG",
+        SHOWN,
+        f"{raised[0].who.label if raised[0].who else 'A worker'} raised {raised[0].get('type', 'an exception')}; its process tree was not torn down and answers 503 for good.",
+        [*raised[:2], *after[:3], *scene.events("deepep_cell")[:1]],
+        mechanism="the supervisor keeps waiting for workers that have failed",
+        missing=[f"local peer {p}" for p in column],
+        shown=[f"{raised[0].src}: the worker raised", f"{len(after)} answers 503 after it"],
+        likely=[f"local peer {column[0]} never reached the barrier: look at its log first"] if column else [],
+        decoys=["503 looks like a start that goes on; it will not end"],
+        next_checks=["the first exception of all workers"],
+        workaround="a liveness probe that restarts after prolonged 503",
+    )
+
+
+def _column(scene: Scene) -> list[int]:
+    """DeepEP: local peers that are absent on every reporting rank."""
+    absent: Counter[int] = Counter()
+    reporting: set[int] = set()
+    for e in scene.events("deepep_cell"):
+        rank, peer, value = int(e.get("rank", -1)), int(e.get("peer", -1)), int(e.get("value", 0))
+        reporting.add(rank)
+        if value >= 1024 and peer != rank:
+            absent[peer] += 1
+    return sorted(p for p, n in absent.items() if reporting and n >= len(reporting))
+
+
+@rule(26, "MISSING_PARTICIPANT", "DeepEP's barrier matrix: a column of peers that have not arrived")
+def deepep_column(scene: Scene) -> Finding | None:
+    cells = scene.events("deepep_cell")
+    if not cells:
+        remote = scene.events("deepep_remote")
+        if not remote:
+            return None
+        node = Counter(int(e.get("remote", -1)) for e in remote).most_common(1)[0][0]
+        return finding(
+            "MISSING_PARTICIPANT",
+            LIKELY,
+            f"DeepEP: node {node} (RDMA lane index) sent nothing.",
+            remote[:4],
+            missing=[f"node {node}"],
+            mechanism="the receivers wait for a remote node that did not dispatch",
+            next_checks=["dump the ranks of that node"],
+        )
+    column = _column(scene)
+    reporting = sorted({int(e.get("rank", -1)) for e in cells})
+    alone = len(reporting) == 1 and len(column) > 1
+    if not column:
+        return None
+    who = ", ".join(map(str, column))
+    evidence = [e for e in cells if int(e.get("value", 0)) >= 1024]
+    return finding(
+        "MISSING_PARTICIPANT",
+        SHOWN if len(reporting) > 1 or alone else LIKELY,
+        f"DeepEP barrier: local rank {reporting[0]} is alone, peers {who} have not arrived."
+        if alone
+        else f"DeepEP barrier: local peer {who} has not arrived; ranks {', '.join(map(str, reporting))} wait for it.",
+        [*evidence[:4], *scene.events("deepep_host_timeout")[:2], *scene.batches[:2]],
+        ranks={f"local rank {r}": "waits in barrier_block" for r in reporting},
+        missing=[f"local peer {p}" for p in column],
+        mechanism="value 1024 at thread t: local peer t has not entered this barrier (0: it has; below 0: it is one ahead)",
+        shown=["every reporting rank shows the same absent peers"],
+        likely=[
+            "with data-parallel attention, ranks without tokens in that step may have skipped the collective"
+            if alone
+            else "why that peer did not come"
+        ],
+        decoys=[
+            "ranks that report are the ones that wait",
+            "indices are local to the NVLink group, not global ranks",
+            "no proof of a network fault",
+        ],
+        next_checks=[
+            "dump the absent peers: alive, in another collective, compiling?",
+            "batch lines per rank just before: did some ranks have no tokens?",
+        ],
+    )
+
+
+@rule(15, "NOT_HUNG_SLOW_OR_CAPACITY", "a kernel compilation is under way while a peer's fixed timer ran out")
+def slow_compile(scene: Scene) -> Finding | None:
+    bars = [e for e in scene.events("bar") if e.get("work") == "jit"]
+    sessions = scene.events("jit_session", "compile")
+    moving = len(bars) >= 2 and (bars[-1].num("done") or 0) > (bars[0].num("done") or 0)
+    waits = scene.events(
+        "deepep_host_timeout", "deepep_cell", "shm_wait", "rpc_timeout", "probe_failed", "health_failed"
+    )
+    if not (moving or (sessions and len(bars) >= 1 and (bars[-1].num("percent") or 0) < 100)) or not (
+        waits or sessions
+    ):
+        return None
+    if [e for e in scene.events("oom_kill", "fatal")]:
+        return None
+    who = next((s.who.label for s in sessions if s.who), "")
+    return finding(
+        "NOT_HUNG_SLOW_OR_CAPACITY",
+        SHOWN if moving else LIKELY,
+        f"{who or 'A rank'} is compiling kernels ({bars[-1].get('percent')} %{', moving' if moving else ''}); a peer's fixed timer ran out first.",
+        [*sessions[:1], *bars[:1], *bars[-1:], *waits[:2]],
+        mechanism="a cold kernel cache takes longer than the peer's timer, which measures duration and not progress",
+        shown=["the progress bar moves"] if moving else [],
+        decoys=["the time-out of the communication library names no fault of its own"]
+        if scene.has("deepep_host_timeout", "deepep_cell")
+        else [],
+        next_checks=["does the bar go on?"],
+        workaround="compile ahead (sglang.compile_deep_gemm) and share the cache among nodes",
+    )

@@ -1,0 +1,199 @@
+# ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
+"""Deadlocks below the program: the GIL, communication libraries, the transport."""
+
+import re
+
+from closeranks.diagnose.rules import rule
+from closeranks.diagnose.rules._make import (
+    finding,
+    places,
+)
+from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.stacks import position
+from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
+
+
+@rule(
+    2, "GIL_DEADLOCK", "the main thread waits for the GIL: its own, or one held by a thread in a blocking native call"
+)
+def gil_deadlock(scene: Scene) -> Finding | None:
+    for s in scene.stacks:
+        main = s.main
+        at = position(main)
+        if main is None:
+            continue
+        waiting = [
+            t
+            for t in s.threads
+            if any(f.name in ("take_gil", "PyEval_AcquireThread", "PyEval_RestoreThread") for f in t.frames[:4])
+        ]
+        if at.kind == "gil":
+            holder = next((t for t in s.threads if t.gil), None)
+            owns = holder is not None and holder in waiting
+            inner = next((f.name for f in main.frames if "::" in f.name or "rofil" in f.name), "")
+            if not owns and len(waiting) < 2 and holder is None:
+                continue
+            if holder is not None and not owns and not _blocked_native(holder.frames[0].name if holder.frames else ""):
+                continue
+            what = (
+                "the thread that holds the GIL waits for it as well"
+                if owns
+                else (
+                    f"the GIL's holder is blocked in {holder.frames[0].name}"
+                    if holder and holder.frames
+                    else f"{len(waiting)} threads wait for the GIL and none runs"
+                )
+            )
+            return finding(
+                "GIL_DEADLOCK",
+                SHOWN if owns else LIKELY,
+                f"Deadlock on Python's GIL: {what}.",
+                [s],
+                ranks={s.who.label if s.who else f"pid {s.pid}": at.where},
+                mechanism=f"{len(waiting)} of {len(s.threads)} threads are in take_gil{f', entered through {inner}' if inner else ''}",
+                trigger="a profiler was started" if "rofil" in " ".join(f.name for f in main.frames[:12]) else "",
+                shown=[f"{len(waiting)} threads wait in take_gil, the main thread among them"],
+                next_checks=["py-spy dump --native twice, 5 s apart: the same frames on all threads confirm it"],
+                workaround="start the profiler without stacks (with_stack=0)" if "rofil" in inner else "",
+            )
+    stuck = scene.events("watchdog_stuck")
+    if stuck and not scene.engines:
+        return None
+    return None
+
+
+def _blocked_native(name: str) -> bool:
+    return bool(
+        re.search(
+            r"ynchronize|cuMemcpy|cudaMemcpy|futex|pthread_|cond_wait|sem_wait|nccl|poll|read|__lll|cuCtx|cuEvent|cuStream|lock|wait",
+            name,
+        )
+    )
+
+
+@rule(
+    13, "RUNTIME_LIBRARY_DEADLOCK", "a main thread spins or waits inside a communication library, not in the operation"
+)
+def library_deadlock(scene: Scene) -> Finding | None:
+    for engine in scene.engines:
+        inside = engine.at("nccl_internal")
+        if not inside:
+            continue
+        r = inside[0]
+        names = [f.name for t in r.stacks[-1].threads for f in t.frames]
+        spins = "ncclLocalOpAppend" in names
+        asleep = "ncclProxyGetPostedOps" in names
+        version = scene.version("nccl")
+        arch = scene.arch()
+        old = version is not None and _older(version.value, (2, 29, 3))
+        why = "its own progress thread sleeps waiting for operations" if asleep else "inside NCCL"
+        return finding(
+            "RUNTIME_LIBRARY_DEADLOCK",
+            SHOWN if spins and asleep and old and arch == "aarch64" else LIKELY,
+            f"{r.label} waits inside NCCL ({r.at.op}); {why}. The other ranks wait for it.",
+            [*(x.stacks[-1] for x in engine.ranks.values()), version],
+            ranks=places(engine.ranks.values()),
+            engine=engine.name,
+            mechanism="the launcher waits for a free proxy-operation slot while the thread that frees slots waits for work"
+            if spins
+            else "blocked inside the library while posting an operation",
+            shown=[f"{r.stacks[-1].src}: {r.at.op} is the innermost NCCL frame of {r.label}'s main thread"],
+            likely=[] if version else ["which NCCL is really mapped is not in the evidence"],
+            decoys=[
+                "one rank in a collective and another in broadcast looks like a desync; the native frames say otherwise"
+            ],
+            next_checks=[
+                "version of the mapped libnccl (grep nccl /proc/PID/maps)",
+                "py-spy dump --native of all ranks again",
+            ],
+            workaround="NCCL 2.29.3 or later" if spins else "",
+        )
+    return None
+
+
+def _older(version: str, than: tuple[int, ...]) -> bool:
+    parts = tuple(int(p) for p in re.findall(r"\d+", version)[:3])
+    return bool(parts) and parts < than
+
+
+@rule(14, "RUNTIME_LIBRARY_DEADLOCK MISSING_PARTICIPANT", "RAS: the same few ranks behind in two snapshots")
+def ras_laggard(scene: Scene) -> Finding | None:
+    frozen = scene.frozen_ras
+    if not frozen:
+        return None
+    r = max(frozen, key=lambda x: len(x.counts))
+    top = max(k for _, k in r.counts)
+    behind = [k for _, k in r.counts if k < top]
+    few = ", ".join(f"rank {n}" for n in r.minority[:8]) or "a few ranks"
+    version = scene.version("nccl")
+    affected = (
+        version is not None
+        and tuple(int(p) for p in re.findall(r"\d+", version.value)[:2]) >= (2, 20)
+        and _older(version.value, (2, 29, 3))
+    )
+    one_behind = len(r.minority) == 1 and bool(behind) and top - min(behind) == 1
+    # The laggard is not elsewhere in the program: its host thread has no frame of another wait.
+    library = (
+        one_behind
+        and affected
+        and scene.arch() != "x86_64"
+        and not any(e.at("collective", "p2p", "idle", "blocking_io") for e in scene.engines)
+    )
+    cls = "RUNTIME_LIBRARY_DEADLOCK" if library else "MISSING_PARTICIPANT"
+    return finding(
+        cls,
+        LIKELY,
+        f"{few} {'is' if len(r.minority) == 1 else 'are'} behind in {r.op or 'a'} operations, the same in both snapshots: launched up to {min(behind, default=top)} of {top}.",
+        [*frozen[:3], version, *(s for s in scene.stacks[:3])],
+        ranks={f"rank {n}": f"launched fewer {r.op} operations" for n in r.minority[:16]},
+        ahead=[],
+        mechanism="one rank is stuck launching an operation that all others have launched; an NCCL before 2.29.3 can leak its proxy slots on aarch64"
+        if library
+        else "these ranks never launched the operation that the others wait in",
+        shown=["two RAS snapshots with equal counts: not the transient mismatch of a live job"],
+        likely=["the machine's architecture is not in the evidence"] if library and not scene.arch() else [],
+        next_checks=[
+            "py-spy dump --native of the rank that is behind: ncclLocalOpAppend?",
+            "uname -m and the mapped libnccl",
+        ],
+        workaround="NCCL 2.29.3 or later" if library else "",
+    )
+
+
+@rule(18, "NETWORK_OR_TRANSPORT", "peer-to-peer over PCIe is redirected, and the first collective never ends")
+def redirected_p2p(scene: Scene) -> Finding | None:
+    redirect = scene.events("acs_redirect")
+    p2p = scene.events("nccl_p2p")
+    if not redirect or not (p2p or scene.has("nccl_ready")):
+        return None
+    spin = scene.spinning
+    return finding(
+        "NETWORK_OR_TRANSPORT",
+        SHOWN if p2p and spin else LIKELY,
+        "NCCL uses PCIe peer-to-peer, and access control services redirect it: writes never arrive.",
+        [*redirect[:1], *p2p[:1], *scene.events("nccl_ready")[:1], *spin[:2]],
+        mechanism="with ACS ReqRedir+ peer writes go through the root complex and the IOMMU",
+        shown=["ReqRedir+ on a bridge, P2P chosen as transport"]
+        + (["both devices spin in the first collective"] if len(spin) > 1 else []),
+        next_checks=["NCCL_P2P_DISABLE=1: does the first collective pass?", "lspci -vvv | grep ACSCtl on all bridges"],
+        workaround="NCCL_P2P_DISABLE=1, or ACS off (BIOS, setpci)",
+    )
+
+
+@rule(19, "NETWORK_OR_TRANSPORT", "NCCL or the kernel reports a failed link")
+def failed_link(scene: Scene) -> Finding | None:
+    errors = scene.events("nccl_net_error")
+    down = scene.events("link_down")
+    errors = [e for e in errors if e.get("status") != 5]
+    if not errors and not down:
+        return None
+    e = sorted([*errors, *down], key=lambda x: (x.time if x.time is not None else 0, x.src))[0]
+    return finding(
+        "NETWORK_OR_TRANSPORT",
+        LIKELY,
+        "The network transport failed: the first error in time is the cause, later ones its echo.",
+        [e, *down[:2], *errors[:3]],
+        mechanism="a completion with an error, or a link that went down; ranks that waited on it stop",
+        shown=[f"{e.src}: {e.says()}"],
+        next_checks=["ibstat / ethtool -S on both ends at that time", "ib_write_bw between the two hosts"],
+    )

@@ -1,0 +1,138 @@
+# ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
+"""Between engines: peers that changed, capacity that looks like a fault, requests that outlive their client."""
+
+from closeranks.diagnose import clock
+from closeranks.diagnose.rules import rule
+from closeranks.diagnose.rules._make import finding
+from closeranks.diagnose.rules.transfers import failures
+from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
+
+
+@rule(40, "STALE_PEER", "a peer was replaced at its old address, and every request after that fails")
+def replaced_peer(scene: Scene) -> Finding | None:
+    failed = [e for e in failures(scene) if e.kind != "bootstrap_timeout"]
+    stale = scene.events("stale_agent", "peer_blacklisted")
+    restarted = [e for e in scene.events("container_started") if e.get("object") in ("prefill", "decode", None)]
+    first_failure = min((e.time for e in failed if e.time is not None), default=None)
+    came_up = [
+        e
+        for e in scene.events("started")
+        if e.time is not None and first_failure is not None and e.time < first_failure
+    ]
+    # A start is a restart if the other side had worked before it.
+    again = [
+        e
+        for e in came_up
+        if any(b.kind != "prefill_batch" and b.time is not None and b.time < (e.time or 0) for b in scene.batches)
+    ]
+    killed = scene.events("container_killed")
+    replaced = again or (restarted and killed)
+    worked_after = [b for b in scene.gen_after(first_failure) if (b.num("gen") or 0) > 0]
+    if (
+        stale
+        and (replaced or len(stale) >= 1)
+        and not worked_after
+        and (replaced or scene.has("started", "peer_lost", "container_started") or stale[0].kind == "peer_blacklisted")
+    ):
+        return finding(
+            "STALE_PEER",
+            LIKELY,
+            "One side holds state of a peer that is gone: sessions or agents of its former life are refused.",
+            [*stale[:3], *again[:1], *restarted[:1], *failed[:2]],
+            mechanism="peer state is keyed by address and has no incarnation",
+            next_checks=["when did the peer last start, and do all requests since fail?"],
+            workaround="restart the side that holds the stale state; if in doubt both",
+        )
+    if len(failed) < 2 or not replaced or worked_after:
+        return None
+    when = clock.show(again[0].time) if again else ""
+    return finding(
+        "STALE_PEER",
+        SHOWN if again and len(failed) >= 3 else LIKELY,
+        f"The peer was replaced{f' at {when}' if when else ''}; since then every transfer fails although both sides are up.",
+        [*killed[:1], *restarted[:1], *again[:1], *failed[:4]],
+        ranks={"decode": "waits for endpoints of a process that is gone"},
+        trigger="the peer's process was replaced at the same address",
+        mechanism="endpoints per rank are cached by bootstrap address; the new process listens elsewhere",
+        shown=[f"{len(failed)} transfers failed after the restart, none succeeded"],
+        decoys=[
+            "both /health are 200: neither looks at the other's endpoints",
+            "no network partition: the address is reachable",
+        ],
+        next_checks=["decode's cached prefill info against the ports the new prefill listens on"],
+        workaround="restart the side that was not replaced; shorten the heartbeat interval so that a swap is seen",
+    )
+
+
+@rule(41, "NOT_HUNG_SLOW_OR_CAPACITY", "bootstrap time-outs of one constant length while decode runs at its limit")
+def capacity_timeouts(scene: Scene) -> Finding | None:
+    late = scene.events("bootstrap_timeout") or [
+        e for e in scene.events("transfer_failed") if e.get("state") == "Bootstrapping"
+    ]
+    caps = scene.events("capacity")
+    limit = scene.flag_number("max-num-seqs", "max-running-requests")
+    full = [e for e in caps if (e.num("waiting") or 0) > 0 and (limit is None or (e.num("running") or 0) >= limit)]
+    decode = [
+        b
+        for b in scene.batches
+        if b.get("role") == "decode"
+        and (b.num("usage") or 0) >= 0.9
+        and (b.num("prealloc") or 0) > 0
+        and (b.num("gen") or 0) > 0
+    ]
+    vllm_full = [
+        b
+        for b in scene.batches
+        if b.kind == "vllm_stats"
+        and (b.num("waiting") or 0) > 0
+        and (b.num("gen") or 0) > 0
+        and limit is not None
+        and (b.num("running") or 0) >= limit
+    ]
+    if len(late) < 2 or not (full or decode or vllm_full):
+        return None
+    received = scene.events("received")
+    after = ""
+    if received and received[0].time is not None and late[0].time is not None:
+        after = f" exactly {late[0].time - received[0].time:g} s after arrival"
+    return finding(
+        "NOT_HUNG_SLOW_OR_CAPACITY",
+        SHOWN if full and limit is not None else LIKELY,
+        f"Requests time out waiting for a decode slot{after}: decode runs at its limit ({(full or decode or vllm_full)[0].num('running'):g} running), nothing is stuck.",
+        [
+            *received[:1],
+            *late[:3],
+            *(full or decode or vllm_full)[:2],
+            scene.flag("max-num-seqs", "max-running-requests"),
+        ],
+        mechanism="the bootstrap clock starts at arrival, so queueing alone exceeds it",
+        shown=["time-outs of one constant length", "decode at its limit with requests waiting"],
+        decoys=["no transport fault: the same pair completes the requests that get a slot"],
+        next_checks=["queue length over time against the time-out"],
+        workaround="a longer bootstrap time-out, more decode slots, or admission control in front",
+    )
+
+
+@rule(48, "REQUEST_LEAK", "the engine computes for requests whose client is gone")
+def orphans(scene: Scene) -> Finding | None:
+    lost = scene.events("orphan_output")
+    if len(lost) < 3:
+        return None
+    killed = scene.events("exit_code", "probe_failed")
+    oom = scene.has("oom_kill")
+    return finding(
+        "REQUEST_LEAK",
+        SHOWN,
+        f"Requests go on after their client left: {len(lost)} outputs for a request whose state was deleted.",
+        [*lost[:2], *scene.batches[-1:], *scene.events("health_failed")[:1], *killed[:2]],
+        trigger="a client disconnected mid-stream and the abort was lost",
+        mechanism="the request decodes to its length limit and floods the output path",
+        shown=["output arrives for deleted requests"],
+        likely=["that this flood caused the later health failures"] if scene.has("health_failed") else [],
+        decoys=["exit code 137 came from the liveness kill: there is no out-of-memory event"]
+        if killed and not oom
+        else [],
+        next_checks=["running requests in the engine against open client streams"],
+        workaround="a max_tokens cap on every request",
+    )

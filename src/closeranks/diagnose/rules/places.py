@@ -1,0 +1,261 @@
+# ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
+"""Main threads of one group in different places."""
+
+import re
+from collections import defaultdict
+
+from closeranks.diagnose.facts import Event, Thread
+from closeranks.diagnose.rules import rule
+from closeranks.diagnose.rules._make import (
+    DEVICE,
+    WAITS,
+    engine_name,
+    finding,
+    labels,
+    places,
+    stall_words,
+    sure,
+)
+from closeranks.diagnose.scene import EngineView, RankView, Scene
+from closeranks.diagnose.stacks import mode_of
+from closeranks.diagnose.verdict import LIKELY, SHOWN, UNDETERMINED, Finding
+
+
+@rule(
+    28,
+    "DESYNC_DIFFERENT_COLLECTIVE MISSING_PARTICIPANT DESYNC_SAME_OP_SHAPE_OR_SEQ FRONTEND_OR_CPU_BOUND UNDETERMINED",
+    "main threads of one group in different operations",
+)
+def different_places(scene: Scene) -> list[Finding]:
+    out = []
+    for engine in scene.engines:
+        for ranks in _groups(engine):
+            found = _compare(scene, engine, ranks)
+            if found is not None:
+                out.append(found)
+                break
+    return out
+
+
+def _groups(engine: EngineView) -> list[list[RankView]]:
+    """Ranks that share collectives: a pipeline stage's, or data-parallel engine cores."""
+    stages = engine.by_stage()
+    return [
+        [r for r in ranks if (r.who.kind == "engine_core") == core]
+        for ranks in stages.values()
+        for core in (False, True)
+        if sum((r.who.kind == "engine_core") == core for r in ranks) > 1
+    ]
+
+
+def _compare(scene: Scene, engine: EngineView, ranks: list[RankView]) -> Finding | None:
+    waiting = [r for r in ranks if r.at.kind in WAITS]
+    if not waiting:
+        return None
+    places_of = _places(waiting)
+    elsewhere = [r for r in ranks if r not in waiting]
+    # An entry rank that polls for requests while the others wait for its broadcast is the picture of an idle engine.
+    if set(places_of) <= {("broadcast", "loop_head")} and all(r.at.kind == "idle" for r in elsewhere):
+        return None
+    ep = [r for r in elsewhere if r.at.kind == "ep_dispatch"]
+    if ep and len(places_of) == 1:
+        return _split_by_group(scene, engine, ranks, waiting, ep)
+    if len(places_of) > 1:
+        modes = {mode_of(r.at) for r in waiting}
+        if {k[1] for k in places_of} <= {"forward", ""} and len({k[0] for k in places_of}) == 1:
+            return None if len(modes) < 2 else _desync(scene, engine, ranks, places_of, same_op=True)
+        return _desync(scene, engine, ranks, places_of)
+    (op, site), _inside = next(iter(places_of.items()))
+    modes = {mode_of(r.at) for r in waiting if mode_of(r.at)}
+    if site == "forward" and len(modes) > 1 and not elsewhere:
+        return _desync(scene, engine, ranks, places_of, same_op=True)
+    if not elsewhere or site in ("startup", "pp"):
+        return None
+    kinds = {r.at.kind for r in elsewhere}
+    if kinds <= {"blocking_io", "compile", "unknown", "gil", "nccl_internal", "module_load", "implicit_sync"}:
+        return None
+    if site == "loop_head":
+        return _late_for_the_loop(scene, engine, ranks, waiting, elsewhere)
+    if kinds <= {"device_wait", "device_launch", "kernel_call"} and site == "forward":
+        return None
+    moving = [r for r in elsewhere if r.moving]
+    return finding(
+        "MISSING_PARTICIPANT",
+        LIKELY,
+        f"{labels(waiting)} wait{'s' if len(waiting) == 1 else ''} in {op} ({waiting[0].at.path[min(2, len(waiting[0].at.path) - 1)]}); {labels(elsewhere)} {'is' if len(elsewhere) == 1 else 'are'} elsewhere ({elsewhere[0].at.where}).",
+        [*(r.stacks[-1] for r in [*waiting[:3], *elsewhere[:3]]), *scene.stalls[:1]],
+        stage=29,
+        engine=engine_name(engine),
+        ranks=places(ranks),
+        missing=[r.label for r in elsewhere],
+        mechanism="part of the group entered a collective that the rest does not enter",
+        shown=[f"{len(waiting)} of {len(ranks)} ranks are in {op}", *stall_words(scene)[:1]],
+        likely=[f"{labels(elsewhere)} works on and never coordinates" if not moving else f"{labels(moving)} moves"],
+        next_checks=[f"a second dump: does {elsewhere[0].label} move?", "ranks without a dump"]
+        if engine.missing
+        else [f"a second dump: does {elsewhere[0].label} move?"],
+    )
+
+
+def _places(waiting: list[RankView]) -> dict[tuple[str, str], list[RankView]]:
+    """(operation, site) → ranks. A rank whose outer frames are unknown stands with others in the same operation."""
+    out: dict[tuple[str, str], list[RankView]] = defaultdict(list)
+    for r in sorted(waiting, key=lambda r: not r.at.site):
+        op = re.sub(r"^_|_into_tensor|_object|_list|_base|_coalesced|_tensor(?=$|_)", "", r.at.op).replace("_", "")
+        known = next((k for k in out if k[0] == op and (k[1] == r.at.site or not r.at.site)), None)
+        out[known or (op, r.at.site)].append(r)
+    return {(v[0].at.op, k[1]): v for k, v in out.items()}
+
+
+def _desync(
+    scene: Scene,
+    engine: EngineView,
+    ranks: list[RankView],
+    where: dict[tuple[str, str], list[RankView]],
+    same_op: bool = False,
+) -> Finding:
+    head = [r for k, v in where.items() if k[1] == "loop_head" for r in v]
+    parts = "; ".join(f"{labels(v)} in {k[0]}{f' ({_site_words(v[0])})'}" for k, v in where.items())
+    trigger = _trigger(scene)
+    certainty = sure(scene, engine) if not same_op else LIKELY
+    quiet = scene.silence(engine.name)
+    return finding(
+        "DESYNC_SAME_OP_SHAPE_OR_SEQ" if same_op else "DESYNC_DIFFERENT_COLLECTIVE",
+        certainty,
+        f"{(engine.name or 'The') + ' engine'}: ranks of one group stand in different {'batches' if same_op else 'collectives'}: {parts}.",
+        [
+            *(v[0].stacks[-1] for v in where.values()),
+            *(r.stacks[-1] for r in ranks[:2]),
+            *trigger[:3],
+            quiet[0] if quiet else None,
+            *scene.stalls[:1],
+        ],
+        engine=engine.name,
+        ranks=places(ranks),
+        missing=engine.missing,
+        ahead=[r.label for r in head],
+        mechanism="a rank-local condition decided whether a collective ran"
+        + (
+            f": {labels(head)} skipped what the others entered and went on to the next loop's broadcast" if head else ""
+        ),
+        trigger=f"likely: {trigger[0].says()} ({trigger[0].src})" if trigger else "",
+        shown=stall_words(scene, engine.name),
+        likely=(["the frame where ranks stand can be one or more collectives after the real divergence"])
+        + (
+            [
+                f"the trigger: logged by {', '.join(sorted({t.who.label for t in trigger if t.who}))}"
+                + (f" and not by {', '.join(absent)}" if (absent := _quiet_ranks(engine, trigger)) else "")
+            ]
+            if trigger
+            else []
+        ),
+        decoys=_decoys(scene, engine, ranks),
+        next_checks=[]
+        if certainty == SHOWN
+        else [
+            "context switches and CPU time of all main threads over 2 s: zero on every rank proves it; dumps of a live loop can look like this"
+        ],
+    )
+
+
+def _site_words(r: RankView) -> str:
+    names = [n for n in r.at.path[1:] if n not in ("wrapper", "broadcast_pyobj", "_all_reduce_attn_groups")]
+    return " ← ".join(names[:2]) if names else r.at.site or "unknown"
+
+
+def _trigger(scene: Scene) -> list[Event]:
+    kinds = ("transfer_worker_error", "helper_thread_dead", "transfer_error", "abort", "peer_blacklisted", "retract")
+    return next((found for k in kinds if (found := scene.events(k))), [])
+
+
+def _quiet_ranks(engine: EngineView, trigger: list[Event]) -> list[str]:
+    logged = {t.who.label for t in trigger if t.who}
+    return [label for label in engine.ranks if label not in logged] if logged & set(engine.ranks) else []
+
+
+def _decoys(scene: Scene, engine: EngineView, ranks: list[RankView]) -> list[str]:
+    out = []
+    for r in ranks:
+        for t in r.stacks[-1].threads:
+            if not t.main and any(f.name in ("all_reduce", "broadcast", "all_gather") for f in t.frames[:2]):
+                out.append(
+                    f"{r.label}: helper thread running {_runs(t)} is in {t.frames[0].name}; only main threads decide"
+                )
+    if scene.has("health_failed"):
+        out.append("the health check names the detokenizer; it only sees that nothing comes out")
+    if [e for e in scene.events("http") if e.get("status") == 200 and str(e.get("path", "")).startswith("/health")]:
+        out.append("/health answered 200: an answering port is no evidence")
+    return out[:5]
+
+
+def _runs(thread: Thread) -> str:
+    """What a helper thread runs, by its outermost frame that is not threading's own."""
+    own = ("run", "_bootstrap", "_bootstrap_inner", "<module>")
+    return next((f.name for f in reversed(thread.frames) if f.name not in own), "?")
+
+
+def _split_by_group(
+    scene: Scene, engine: EngineView, ranks: list[RankView], waiting: list[RankView], ep: list[RankView]
+) -> Finding:
+    return finding(
+        "MISSING_PARTICIPANT",
+        sure(scene, engine),
+        f"{labels(waiting)} wait in {waiting[0].at.op} ({_site_words(waiting[0])}); {labels(ep)} are past it in expert dispatch.",
+        [*(r.stacks[-1] for r in [*waiting[:2], *ep[:2]]), *scene.stalls[:1]],
+        stage=28,
+        engine=engine_name(engine),
+        ranks=places(ranks),
+        missing=[r.label for r in ep],
+        ahead=[r.label for r in ep],
+        mechanism="a collective on a larger group than the ranks that run it: one data-parallel group enters it, the other has an empty batch and does not",
+        shown=[f"the split runs along groups: {labels(waiting)} against {labels(ep)}"],
+        likely=["the operation reduces over the whole tensor-parallel group instead of the attention group"],
+        decoys=["a time-out of the expert dispatch is downstream"],
+        next_checks=["ranks without a dump", "which process group the call uses"],
+    )
+
+
+def _late_for_the_loop(
+    scene: Scene, engine: EngineView, ranks: list[RankView], waiting: list[RankView], elsewhere: list[RankView]
+) -> Finding | None:
+    device = [r for r in elsewhere if r.at.kind in DEVICE]
+    if device and len(device) == len(elsewhere):
+        return finding(
+            "UNDETERMINED",
+            UNDETERMINED,
+            f"{labels(waiting)} wait at the head of the loop; {labels(elsewhere)} wait{'s' if len(elsewhere) == 1 else ''} for the device ({elsewhere[0].at.where}).",
+            [*(r.stacks[-1] for r in [*waiting[:2], *elsewhere[:2]]), *scene.stalls[:1]],
+            stage=64,
+            engine=engine_name(engine),
+            ranks=places(ranks),
+            ahead=[r.label for r in waiting],
+            likely=["a device operation that only these ranks launched, or one long step"],
+            next_checks=["nvidia-smi per GPU", "a second dump", "NCCL watchdog or recorder of all ranks"],
+        )
+    live = [r for r in elsewhere if r.at.kind in ("running", "host_work", "idle", "compile", "lock")]
+    if len(live) == len(elsewhere) and not scene.stalls:
+        return None
+    if all(r.at.kind == "host_work" for r in elsewhere):
+        return finding(
+            "FRONTEND_OR_CPU_BOUND",
+            LIKELY,
+            f"{labels(elsewhere)} works on the CPU ({elsewhere[0].at.where}); the others wait at the head of the loop.",
+            [r.stacks[-1] for r in [*elsewhere[:2], *waiting[:2]]],
+            stage=29,
+            ranks=places(ranks),
+            engine=engine_name(engine),
+            next_checks=["a second dump: does it move?"],
+        )
+    if any(r.at.kind in ("p2p", "ep_dispatch", "transfer_wait", "lock") for r in elsewhere):
+        return finding(
+            "MISSING_PARTICIPANT",
+            LIKELY,
+            f"{labels(waiting)} wait at the head of the loop for {labels(elsewhere)} ({elsewhere[0].at.where}).",
+            [*(r.stacks[-1] for r in [*elsewhere[:2], *waiting[:2]]), *scene.stalls[:1]],
+            stage=29,
+            ranks=places(ranks),
+            missing=[r.label for r in elsewhere],
+            engine=engine_name(engine),
+            next_checks=["a second dump: does it move?"],
+        )
+    return None

@@ -1,0 +1,228 @@
+# ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
+"""Messages that were lost, requests that are never admitted, frontends that hold things up."""
+
+import re
+
+from closeranks.diagnose.clock import time_of_day
+from closeranks.diagnose.rules import rule
+from closeranks.diagnose.rules._make import (
+    engine_name,
+    finding,
+    gauges,
+    places,
+)
+from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.stacks import position
+from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
+
+
+@rule(52, "IPC_OR_EXTERNAL_LOST", "everyone waits for a message while requests are open")
+def lost_message(scene: Scene) -> Finding | None:
+    running, waiting = scene.requests
+    for engine in scene.engines:
+        ranks = list(engine.ranks.values())
+        if any(r.moving for r in ranks):
+            continue
+        cores = [r for r in ranks if r.who.kind == "engine_core"]
+        workers = [r for r in ranks if r.who.kind == "worker"]
+        core_waits = [r for r in cores if r.at.kind == "wait_workers"]
+        idle_workers = workers and all(r.at.kind == "idle" for r in workers)
+        if core_waits and idle_workers:
+            return finding(
+                "IPC_OR_EXTERNAL_LOST",
+                LIKELY,
+                f"{core_waits[0].label} waits for an answer of workers that wait for work: a message between them was lost.",
+                [*(r.stacks[-1] for r in [*core_waits, *workers[:2]]), *gauges(scene)],
+                engine=engine_name(engine),
+                ranks=places(ranks),
+                mechanism="mutual wait: no side has anything to do until the other speaks",
+                shown=[f"{running:g} requests running, all workers idle"] if running > 0 else [],
+                decoys=["idle-looking workers are not healthy while requests run"],
+                next_checks=["a second dump after 10 s", "the connector's or queue's own log"],
+                workaround="restart",
+            )
+        external = [
+            r
+            for r in ranks
+            if any(
+                re.search(r"lmcache|mooncake|nixl|connector|etcd|kv_transfer", f.file)
+                for t in r.stacks[-1].threads
+                for f in t.frames[:6]
+            )
+        ]
+        all_idle = ranks and all(
+            r.at.kind == "idle" or (r.at.op, r.at.site) == ("broadcast", "loop_head") for r in ranks
+        )
+        if all_idle and (running > 0 or waiting > 0) and not scene.gen_after(None):
+            return finding(
+                "IPC_OR_EXTERNAL_LOST",
+                LIKELY,
+                f"All ranks wait for work while {max(running, 0):g} requests run and {max(waiting, 0):g} wait: a request is parked on a message that does not come.",
+                [*(r.stacks[-1] for r in [*ranks[:2], *external[:1]]), *gauges(scene), *scene.batches[-1:]],
+                engine=engine_name(engine),
+                ranks=places(ranks),
+                mechanism="the request waits for a completion from outside the ranks"
+                + (": a KV connector is attached" if external else ""),
+                decoys=["idle stacks with open requests are not health"],
+                next_checks=[
+                    "which request waits and for what: the scheduler's queue by state",
+                    "is the external store or peer alive?",
+                ],
+            )
+    return None
+
+
+@rule(53, "UNSCHEDULABLE_REQUEST", "a request that can never fit waits at the head of the queue")
+def never_fits(scene: Scene) -> Finding | None:
+    running, waiting = scene.requests
+    if not (running == 0 and waiting > 0):
+        return None
+    size = next((_int(e.get("tokens")) for e in scene.events("kv_size")), None)
+    longest = next((_int(e.get("tokens")) for e in scene.events("max_len", "max_concurrency")), None)
+    usage = scene.gauge(r"(?:cache_usage_perc|token_usage)$")
+    stats = scene.batches[-1] if scene.batches else None
+    kv = usage if usage is not None else (stats.num("kv") if stats else None)
+    if size is None or longest is None or size >= longest or (kv is not None and kv > 0.05):
+        return None
+    odd = [e for e in scene.events("max_concurrency") if (e.num("times") or 0) > 1]
+    return finding(
+        "UNSCHEDULABLE_REQUEST",
+        SHOWN if kv is not None else LIKELY,
+        f"The request at the head of the queue can never fit: the KV cache holds {size} tokens, a request may have {longest}. Nothing runs, nothing is used.",
+        [
+            *scene.events("kv_size")[:1],
+            *scene.events("max_len", "max_concurrency")[:2],
+            *([stats] if stats else []),
+            *gauges(scene),
+        ],
+        mechanism="admission asks for room for the whole sequence; that is never there, and the queue is in order",
+        shown=["0 running, requests waiting, an empty cache", "the cache is smaller than the longest allowed request"],
+        decoys=["the printed concurrency above 1 contradicts the cache size"] if odd else [],
+        next_checks=["length of the waiting request", "cancel it: does the server recover?"],
+        workaround="--max-model-len at most the cache size; cancel the request",
+    )
+
+
+def _int(v: object) -> int | None:
+    text = str(v).replace(",", "")
+    return int(text) if text.isdigit() else None
+
+
+@rule(54, "SCHEDULER_LIVELOCK", "the loop turns, nothing runs, requests wait and room is free")
+def admits_nothing(scene: Scene) -> Finding | None:
+    running, waiting = scene.requests
+    usage = scene.gauge(r"token_usage$|cache_usage_perc$")
+    iters = [e for e in scene.events("trt_iter") if e.get("scheduled") == 0]
+    active = [e for e in scene.events("trt_active") if (e.num("active") or 0) > 0]
+    if len(iters) >= 2 and active and not scene.has("ctx_transfer_timeout"):
+        return finding(
+            "SCHEDULER_LIVELOCK",
+            LIKELY,
+            f"Iterations go on with nothing scheduled although {active[-1].get('active')} requests are active.",
+            [*iters[:2], *active[:1]],
+            mechanism="admission never succeeds",
+            next_checks=["what holds the pool: transfers, retracted requests?"],
+        )
+    if not (running == 0 and waiting > 0):
+        return None
+    turning = [
+        r
+        for e in scene.engines
+        for r in e.ranks.values()
+        if r.moving
+        or (
+            r.at.kind == "running"
+            and r.at.active
+            and re.search(
+                r"get_new_batch|get_next_batch|schedule|get_num_allocatable|_get_new_batch|process_decode_queue",
+                " ".join(r.at.path),
+            )
+        )
+    ]
+    if not turning or (usage is not None and usage > 0.5):
+        return None
+    limit, stages = (
+        scene.flag_number("max-running-requests"),
+        scene.flag_number("pp-size", "pp", "pipeline-parallel-size"),
+    )
+    per_stage = (
+        f"--max-running-requests {limit} over {stages} stages leaves {limit // stages} per micro-batch"
+        if limit and stages and stages > 1
+        else ""
+    )
+    return finding(
+        "SCHEDULER_LIVELOCK",
+        LIKELY if not any(r.moving for r in turning) or usage is None else SHOWN,
+        f"The scheduler turns and admits nothing: 0 running, {waiting:g} waiting{f', {usage:.0%} of the pool used' if usage is not None else ''}.",
+        [
+            *(s for r in turning[:1] for s in r.stacks[:2]),
+            *gauges(scene),
+            scene.flag("max-running-requests"),
+            scene.flag("pp-size", "chunked-prefill-size"),
+        ],
+        ranks=places(turning),
+        mechanism="a condition of admission is false on every turn" + (f": {per_stage}" if per_stage else ""),
+        shown=["two dumps differ: the loop is not blocked"] if any(r.moving for r in turning) else [],
+        decoys=["looks like an idle spin; a waiting request with room free is the difference"],
+        next_checks=["the admission arithmetic for the head of the queue"],
+        workaround="a larger --max-running-requests (at least 2 × stages)" if per_stage else "",
+    )
+
+
+@rule(
+    56,
+    "FRONTEND_OR_CPU_BOUND",
+    "the API process, tokenizer, detokenizer or a compiler of grammars holds things up; the engine is well",
+)
+def frontend_blocked(scene: Scene) -> Finding | None:
+    bars = [e for e in scene.events("bar") if e.get("work") == "grammar"]
+    if bars:
+        return finding(
+            "FRONTEND_OR_CPU_BOUND",
+            SHOWN,
+            f"A schema or grammar is being compiled on the CPU ({bars[-1].get('percent')} %); requests wait for it.",
+            [*bars[:1], *bars[-1:], *scene.batches[:2]],
+            mechanism="compilation of a complex schema runs before the request is counted as running or waiting",
+            shown=["a progress bar of the compilation"],
+            decoys=["0 running and 0 pending looks idle"],
+            next_checks=["does the bar move?"],
+            workaround="a backend that compiles lazily (xgrammar); a simpler schema",
+        )
+    for kind in ("api", "detokenizer", "dp_controller", "router"):
+        for s in scene.processes_by_kind.get(kind, ()):
+            at = position(s.main)
+            if at.kind not in ("host_work", "running", "blocking_io", "compile") or (
+                at.kind == "running" and not at.active
+            ):
+                continue
+            t = min((e.time for e in scene.events("health_failed", "probe_failed") if e.time is not None), default=None)
+            progress = scene.gen_after(None)
+            if at.kind == "running" and not progress:
+                continue
+            return finding(
+                "FRONTEND_OR_CPU_BOUND",
+                SHOWN if at.kind == "host_work" and len(progress) >= 2 else LIKELY,
+                f"The {kind} process is busy in {at.where}{' and holds the GIL' if s.main and s.main.gil else ''}; the engine {'decodes on' if progress else 'is not at fault'}.",
+                [s, *progress[-2:], *scene.events("probe_failed", "health_failed", "container_killed")[:2]],
+                ranks={kind: at.where},
+                mechanism="synchronous work in an event loop: nothing else of that process is served meanwhile, probes included",
+                shown=[f"{len(progress)} batch lines with tokens{' during the failures' if t is not None else ''}"]
+                if progress
+                else [],
+                decoys=["a failed probe is no engine fault here"],
+                next_checks=["a second dump: the same frame?"],
+                workaround="a longer liveness time-out; more tokenizer workers (--tokenizer-worker-num)",
+            )
+    failed = [e for e in scene.events("health_failed") if e.get("tic") and e.time is not None]
+    for e in failed:
+        tic = time_of_day(str(e.get("tic")))
+        if tic is not None and e.time is not None and 90 < (e.time % 86400) - tic < 43200 and scene.gen_after(None):
+            return finding(
+                "FRONTEND_OR_CPU_BOUND",
+                LIKELY,
+                f"The API's event loop was frozen: a 20 s check was reported {(e.time % 86400) - tic:.0f} s after it began.",
+                [e, *scene.batches[-2:]],
+                mechanism="synchronous work in the event loop",
+                next_checks=["py-spy dump of the API process while it happens"],
+            )
+    return None

@@ -1,0 +1,153 @@
+# ruff: noqa: E501 - sentences stay in one piece, so that a search finds them
+"""What logs and gauges alone can say: leaks, queues that never move, starts that never end, engines with nothing to do."""
+
+import re
+
+from closeranks.diagnose.facts import Metric
+from closeranks.diagnose.rules import rule
+from closeranks.diagnose.rules._make import engine_name, finding, labels, places
+from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.verdict import LIKELY, Finding
+
+
+@rule(25, "NOT_HUNG_SLOW_OR_CAPACITY", "a rank compiles while the others wait for it")
+def compiling_rank(scene: Scene) -> Finding | None:
+    for engine in scene.engines:
+        busy = engine.at("compile")
+        if not busy or any(r.at.kind in ("gil", "nccl_internal", "blocking_io") for r in engine.ranks.values()):
+            continue
+        return finding(
+            "NOT_HUNG_SLOW_OR_CAPACITY",
+            LIKELY,
+            f"{labels(busy)} compile{'s' if len(busy) == 1 else ''} kernels ({busy[0].at.where}); the others wait for it.",
+            [
+                *(r.stacks[-1] for r in list(engine.ranks.values())[:4]),
+                *scene.events("bar", "jit_session", "compile")[-2:],
+            ],
+            engine=engine_name(engine),
+            ranks=places(engine.ranks.values()),
+            mechanism="a first use compiles; time-outs measure duration and not progress",
+            next_checks=[
+                "a second dump after a minute: does the compiler move, does its child (ptxas, ninja) use CPU?"
+            ],
+            workaround="compile ahead and keep the cache",
+        )
+    return None
+
+
+@rule(37, "CRASH_LOOKS_LIKE_HANG", "the engine core reported its own death")
+def engine_reported_dead(scene: Scene) -> Finding | None:
+    dead = scene.events("engine_dead", "engine_start_failed")
+    if not dead or scene.gen_after(dead[0].time):
+        return None
+    return finding(
+        "CRASH_LOOKS_LIKE_HANG",
+        LIKELY,
+        "The engine core died; requests that were open hang or fail.",
+        [*dead[:3], *scene.events("rank_exception", "exception")[:2]],
+        mechanism="the API process outlives its engine",
+        next_checks=["the first exception of the engine core or a worker before this line"],
+        workaround="restart",
+    )
+
+
+@rule(46, "KV_TRANSFER", "queue gauges of transfers that stay while no token counter moves")
+def transfer_gauges_stay(scene: Scene) -> Finding | None:
+    pattern = re.compile(
+        r"num_(?:decode_transfer|decode_prealloc|prefill_inflight|prefill_bootstrap)_queue_reqs|num_requests_kv_fetch_by_stage"
+    )
+    seen: dict[tuple[str, str], list[Metric]] = {}
+    for m in scene.of(Metric):
+        if pattern.search(m.name) and m.labels.get("stage") != "completed_waiting":
+            seen.setdefault((m.name, str(sorted(m.labels.items()))), []).append(m)
+    stuck = [s for s in seen.values() if len(s) > 1 and s[0].value == s[-1].value > 0]
+    if not stuck or scene.moving_counters or scene.frozen_counters:
+        return None
+    flat = [m for m, d in scene.counter_deltas if d == 0 and "tokens_total" in m.name]
+    return finding(
+        "KV_TRANSFER",
+        LIKELY,
+        f"{stuck[0][-1].value:g} requests stay in {stuck[0][-1].name.split(':')[-1]} from scrape to scrape{' and no token is produced' if flat else ''}.",
+        [*stuck[0][:1], *stuck[0][-1:], *flat[:2]],
+        mechanism="a hand-over that neither finishes nor fails; the loop lives",
+        decoys=["gauges are written by a running loop only: counters say whether it runs"],
+        next_checks=["the peer's matching queue", "the helper threads of the transfer backend on every prefill rank"],
+    )
+
+
+@rule(49, "REQUEST_LEAK", "memory or requests held though nobody asks for anything")
+def held_by_nobody(scene: Scene) -> Finding | None:
+    leaks = scene.events("memory_leak", "pool_mismatch")
+    stats = [
+        e
+        for e in scene.events("vllm_stats")
+        if e.num("running") == 0 and e.num("waiting") == 0 and (e.num("kv") or 0) >= 5
+    ]
+    aborted = scene.events("aborted")
+    zombie = [
+        e for e in scene.events("vllm_stats") if aborted and (e.num("running") or 0) > 0 and (e.num("gen") or 0) == 0
+    ]
+    held = stats if len(stats) >= 2 and stats[-1] is scene.batches[-1] else []
+    if not leaks and not held and len(zombie) < 2:
+        return None
+    words = (
+        "The pool's own check found memory that nobody owns." if leaks
+        else f"{held[-1].num('kv'):g} % of the KV cache is held with no request running or waiting." if held
+        else "Requests stay in the running set after their abort and produce nothing."
+    )  # fmt: skip
+    return finding(
+        "REQUEST_LEAK",
+        LIKELY,
+        words,
+        [*leaks[:3], *held[-2:], *aborted[:1], *zombie[-2:]],
+        mechanism="an abort or a failed transfer left its request's pages behind",
+        next_checks=["aborts and transfer failures before the first such line", "does it grow with every abort?"],
+        workaround="restart the engine",
+    )
+
+
+@rule(66, "STARTUP", "start-up steps without an end")
+def start_never_ends(scene: Scene) -> Finding | None:
+    steps = scene.events("start_step")
+    waits = scene.events("core_wait")
+    if scene.has("started") or scene.batches or not (len(waits) >= 2 or steps):
+        return None
+    last: dict[str, str] = {}
+    for e in steps:
+        if e.who:
+            last[e.who.label] = str(e.get("step"))
+    apart = len(set(last.values())) > 1
+    return finding(
+        "STARTUP",
+        LIKELY,
+        "The start does not end" + ("; ranks stand at different steps." if apart else "."),
+        [*steps[-4:], *waits[-2:]],
+        ranks=last,
+        mechanism="one rank or process has not finished a step that the others wait for",
+        next_checks=[
+            "stacks of all ranks and of the launcher",
+            "dmesg: was a process killed?",
+            "is a weight or kernel cache still being built?",
+        ],
+    )
+
+
+@rule(71, "HEALTHY_IDLE", "statistics of an engine that has nothing to do")
+def nothing_to_do(scene: Scene) -> Finding | None:
+    running, waiting = scene.requests
+    if running != 0 or waiting != 0 or scene.engines or scene.failed_dumps or scene.spinning:
+        return None
+    trouble = (
+        "exception fatal child_crashed worker_died engine_dead oom_kill rpc_timeout transfer_failed health_failed "
+        "probe_failed watchdog exit_code no_handler no_worker leg_failed bar request_lost port_in_use container_killed shm_wait"
+    )
+    if scene.has(*trouble.split()) or scene.stalls or any(b.num("gen") for b in scene.batches[-2:]):
+        return None
+    return finding(
+        "HEALTHY_IDLE",
+        LIKELY,
+        "Nothing runs and nothing waits, and no line speaks of a fault.",
+        [*scene.batches[-2:], *[m for m in scene.of(Metric) if "num_" in m.name][-2:]],
+        mechanism="no work",
+        next_checks=["did a request reach this engine at all? The router's log"],
+    )

@@ -1,0 +1,136 @@
+# ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
+"""Nothing wrong, or only slow."""
+
+from itertools import pairwise
+
+from closeranks.diagnose.facts import Event
+from closeranks.diagnose.rules import rule
+from closeranks.diagnose.rules._make import (
+    finding,
+    gauges,
+    labels,
+    places,
+)
+from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
+
+
+@rule(58, "HEALTHY_WATCHDOG_FALSE_POSITIVE", "a watchdog or probe complains while tokens flow")
+def false_alarm(scene: Scene) -> Finding | None:
+    alarms = [e for e in scene.events("watchdog", "health_failed", "probe_failed") if e.time is not None]
+    if not alarms or scene.has("child_crashed", "exit_code", "container_killed", "orphan_output", "teardown"):
+        return None
+    last = max(e.time or 0.0 for e in alarms)
+    after = scene.gen_after(last)
+    if not scene.has("decode_batch", "vllm_stats"):  # a prefill engine shows progress by its own batches
+        files = {e.src.file for e in alarms}
+        after = [b for b in scene.batches if b.src.file in files and b.time is not None and b.time > last]
+    if not after and not (len(alarms) > 1 and scene.gen_after(sorted(e.time or 0.0 for e in alarms)[-2])):
+        return None
+    parts = {str(e.get("part", "")).strip() for e in alarms if e.kind == "watchdog"} - {""}
+    rank_alarm = any("cheduler" in p for p in parts) or (not parts and any(e.kind == "watchdog" for e in alarms))
+    if rank_alarm and any(e.at("collective", "device_wait") for e in scene.engines):
+        return None
+    times = sorted(e.time for e in alarms if e.time is not None)
+    gaps = {round(b - a) for a, b in pairwise(times)}
+    periodic = len(times) > 2 and len(gaps) == 1
+    return finding(
+        "HEALTHY_WATCHDOG_FALSE_POSITIVE",
+        SHOWN if periodic and len(after) + len(scene.batches) >= 3 and not rank_alarm else LIKELY,
+        f"{', '.join(sorted(parts)) or 'A probe'} complains{f' every {gaps.pop()} s' if periodic else ''} while tokens flow: a false alarm.",
+        [*alarms[:3], *after[-2:], *scene.stacks[:1]],
+        mechanism="the watched loop is parked in a receive and never feeds its watchdog"
+        if parts
+        else "the probe waits in line behind real work",
+        shown=[f"{len(scene.gen_after(times[0]))} batch lines with tokens after the first alarm"],
+        decoys=["the process that is named only waits for work"],
+        next_checks=["do requests complete?"],
+        workaround="unset --soft-watchdog-timeout" if parts and not rank_alarm else "a longer probe time-out",
+    )
+
+
+@rule(70, "HEALTHY_IDLE", "loops poll for work and there is none")
+def idle(scene: Scene) -> Finding | None:
+    running, waiting = scene.requests
+    ranks = [r for e in scene.engines for r in e.ranks.values()]
+    rest = [r for r in ranks if r.at.kind == "idle"]
+    waits = [r for r in ranks if (r.at.op, r.at.site) == ("broadcast", "loop_head")]
+    rows = [
+        e
+        for e in scene.events("top_row")
+        if e.get("function") in ("sched_yield", "acquire_read", "recv_requests", "recv_pyobj", "poll", "dequeue")
+    ]
+    top = bool(rows) and (rows[0].num("own") or 0) >= 10
+    looks = (bool(rest) and len(rest) + len(waits) == len(ranks)) or (not ranks and top)
+    if not looks or running > 0 or waiting > 0 or any(b.num("gen") for b in scene.batches[-1:]):
+        return None
+    other = [p for p in _unfinished(scene) if p]
+    if other:
+        return None
+    empty = running == 0 and waiting == 0
+    return finding(
+        "HEALTHY_IDLE",
+        SHOWN if empty and not scene.stalls else LIKELY,
+        f"Idle: {labels(rest) if rest else 'the loop'} poll{'s' if len(rest) <= 1 else ''} for work"
+        + (", nothing runs and nothing waits." if empty else "; whether requests are open is not in the evidence."),
+        [*(r.stacks[-1] for r in [*rest[:2], *waits[:1]]), *rows[:2], *gauges(scene), *scene.batches[-1:]],
+        ranks=places(ranks),
+        mechanism="busy polling by design: 100 % CPU is expected"
+        if top or any(r.at.active for r in rest)
+        else "waiting for the next request",
+        decoys=["broadcast on the other ranks waits for the entry rank's next list: the idle picture, not a desync"]
+        if waits
+        else [],
+        next_checks=[]
+        if empty
+        else ["running and waiting requests (/metrics, /v1/loads): with open requests this picture is a lost message"],
+        workaround="--sleep-on-idle" if any(e.family == "sglang" for e in scene.engines) else "",
+    )
+
+
+def _unfinished(scene: Scene) -> list[Event]:
+    return scene.events("worker_died", "engine_dead", "rpc_timeout", "child_crashed", "oom_kill")
+
+
+@rule(72, "NOT_HUNG_SLOW_OR_CAPACITY", "tokens flow")
+def tokens_flow(scene: Scene) -> Finding | None:
+    gen = scene.gen_after(None)
+    chunks = scene.events("chunk")
+    blank = [c for c in chunks if c.get("blank")]
+    if scene.moving_counters:
+        gen = gen or []
+        return finding(
+            "NOT_HUNG_SLOW_OR_CAPACITY",
+            LIKELY,
+            "Token counters grow between the scrapes: the engine works.",
+            [*scene.moving_counters[:3], *gen[-2:]],
+            shown=["a counter that grows is progress"],
+            next_checks=["which request or client does not get its answer?"],
+        )
+    if chunks and len(blank) >= 3 and len(blank) >= len(chunks) * 2 // 3:
+        return finding(
+            "NOT_HUNG_SLOW_OR_CAPACITY",
+            SHOWN if gen else LIKELY,
+            f"Tokens flow, and they are blank: {len(blank)} of {len(chunks)} chunks hold nothing but white space.",
+            [*gen[-2:], *blank[:2], *chunks[-1:]],
+            mechanism="the grammar allows white space without end and masks the end of the text",
+            shown=["chunks arrive"],
+            next_checks=["finish reason: length?"],
+            workaround="forbid free white space in the grammar (disable_any_whitespace)",
+        )
+    last = scene.batches[-1] if scene.batches else None
+    if len(gen) < 2 or last is None or (last.num("gen") or 0) <= 0:
+        return None
+    if scene.stalls or scene.engines or scene.failed_dumps:
+        return None
+    queue = last.num("queue") or last.num("waiting") or 0
+    retracts = scene.events("retract")
+    return finding(
+        "NOT_HUNG_SLOW_OR_CAPACITY",
+        LIKELY,
+        f"Tokens flow up to the last batch line ({last.num('gen'):g} token/s, {last.num('running') or 0:g} running, {queue:g} waiting)"
+        + (", with retractions: the pool is too small for the load." if retracts else "."),
+        [*gen[-3:], *retracts[:2]],
+        mechanism="load or a slow request, not a standstill",
+        next_checks=["which request does not finish?", "two scrapes of the counters a minute apart"],
+    )
