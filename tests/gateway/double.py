@@ -214,7 +214,7 @@ class Leader:
             oldest_wait_s=self.oldest_wait_s,
             last_progress_s=self.last_progress_s,
             slowest_rank=self.slowest_rank,
-            counters={"decode_tokens": self.tokens_sent},
+            counters={"decode_tokens": self.tokens_sent, "requests": len(self.submits), "aborted": 0, "steps": 0},
         )
         for gateway in self._gateways:
             self._send(gateway, status)

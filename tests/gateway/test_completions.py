@@ -90,8 +90,10 @@ def test_models_info_and_metrics(service: Running) -> None:
 
     wait_for(lambda: 'closeranks_decode_tokens_total{engine="both"}' in shown())
     text = shown()
+    families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
     assert 'closeranks_pages{engine="both",state="free"} 100.0' in text
-    assert 'closeranks_requests_total{endpoint="/v1/completions",status="200"}' in text
+    assert 'closeranks_http_requests_total{endpoint="/v1/completions",status="200"}' in text
     assert "closeranks_output_tokens_total" in text
     assert 'closeranks_engine_up{engine="both"} 1.0' in text
 

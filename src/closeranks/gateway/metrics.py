@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -23,13 +23,16 @@ _GAUGES = {
 }
 
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter that nobody asks for
+
+
 class Metrics:
     """The registry of one gateway."""
 
     def __init__(self, router: Router, requests: Requests, clock: Callable[[], float]) -> None:
         self._registry = CollectorRegistry()
         common = {"registry": self._registry, "namespace": "closeranks"}
-        self.http = Counter("requests", "Requests answered", ["endpoint", "status"], **common)  # type: ignore[arg-type]
+        self.http = Counter("http_requests", "HTTP requests answered", ["endpoint", "status"], **common)  # type: ignore[arg-type]
         self.prompt_tokens = Counter("prompt_tokens", "Prompt tokens of requests", **common)  # type: ignore[arg-type]
         self.discarded = Counter("discarded_characters", "Markup kept from clients", ["reason"], **common)  # type: ignore[arg-type]
         self.disconnects = Counter("client_disconnects", "Clients that left early", **common)  # type: ignore[arg-type]
