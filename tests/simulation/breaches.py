@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from closeranks.engine.leader import rooms as r
+from closeranks.engine.leader.admission import Admission
 from closeranks.engine.leader.core import Leader
 from closeranks.engine.leader.events import Release
 from closeranks.engine.leader.handover import Handover
@@ -82,8 +83,8 @@ def _no_tombstone(self: Rooms, room: Any, why: str) -> None:
     return None
 
 
-def _tombs_forgotten(self: Leader, event: Any) -> None:
-    self.rooms.tombs.clear()
+def _tombs_forgotten(self: Admission, event: Any) -> None:
+    self.leader.rooms.tombs.clear()
     SUBMITTED(self, event)
 
 
@@ -134,7 +135,7 @@ def _too_early_arrival(self: Handover, room: Any) -> None:
         room.unsettled = unsettled
 
 
-LET_GO, SETTLE, SUBMITTED = Leader.let_go, Leader.settle, Leader.submitted
+LET_GO, SETTLE, SUBMITTED = Leader.let_go, Leader.settle, Admission.submitted
 REPORT, PROOF, BEAT, PEERS_TICK = Steps.report, Peers.proof, Peers.beat, Peers.tick
 SETTLED, CHECKED, GRANT, HAND = Handover.settled, Handover.checked, Handover.grant, Handover.hand
 MATCH, RETIRE = Cache.match, Pool.retire
@@ -155,7 +156,7 @@ BREACHES: dict[str, tuple[str, Patch]] = {
     "arrival is said before the last write is settled": ("law 3, M11", (Handover, "hand", _too_early_arrival)),
     "tokens of ended rooms leave": ("law 3, M8", (Leader, "settle", _keep_dropped)),
     "tokens leave when the first rank reported": ("law 1, M6", (Steps, "report", _no_report_awaited)),
-    "an ended room begins again at a late submit": ("law 3, M11", (Leader, "submitted", _tombs_forgotten)),
+    "an ended room begins again at a late submit": ("law 3, M11", (Admission, "submitted", _tombs_forgotten)),
     "abort before submit leaves no tombstone": ("law 3, M12", (Rooms, "bury", _no_tombstone)),
     "ends are not told to the other side, and beats not read": ("law 3, M13", (Peers, "beat", _beats_unread)),
     "damaged pages are used": ("law 4, M21", (Handover, "checked", _damage_ignored)),

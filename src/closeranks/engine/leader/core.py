@@ -8,8 +8,9 @@ the events' `at`, no random draw, and no iteration over a set.
 from collections.abc import Callable
 from typing import Any
 
-from ...protocol import Checked, Dropped, Ended, Fingerprint, Joined, Memory, Progress, RankFault, RoomId, Status
+from ...protocol import Checked, Dropped, Ended, Fingerprint, Joined, Memory, Progress, RankFault, Status
 from . import rooms as r
+from .admission import Admission
 from .events import (
     Aborted,
     Attached,
@@ -31,9 +32,10 @@ from .events import (
 )
 from .handover import Handover
 from .pages import Pool
-from .peers import REFUSED, UP, Peers
+from .peers import Peers
 from .rooms import Room, Rooms
 from .scheduler import Scheduler
+from .status import status
 from .steps import OpenStep, Steps
 
 COUNTERS = (
@@ -81,10 +83,11 @@ class Leader:
         self.handover = Handover(self)
         self.peers = Peers(self)
         self.scheduler = Scheduler(self)
+        self.admission = Admission(self)
         self.handlers: dict[type, Callable[[Any], None]] = {
             Tick: self.tick,
             Attached: self.attached,
-            Submitted: self.submitted,
+            Submitted: self.admission.submitted,
             Aborted: self.aborted,
             Drained: self.drained,
             Reported: self.reported,
@@ -121,88 +124,9 @@ class Leader:
     def attached(self, event: Attached) -> None:
         self.gateways[event.gateway] = self.at
 
-    def submitted(self, event: Submitted) -> None:
-        """Admit, refuse, or end at once what a tombstone waits for."""
-        self.gateways[event.gateway] = self.at
-        rooms, known = self.rooms, self.rooms.open.get(event.room)
-        if known is not None and known.gateway:
-            self.stale("submit")  # doubled
-            return
-        if event.room in rooms.tombs:
-            why = rooms.tombs[event.room]
-            if why == r.TOLD:
-                self.stale("submit")  # doubled, after its end
-                return
-            self.refuse(
-                event, "abort" if why == r.ABORT else "peer", f"ended before its submit ({why})", why != r.ABORT
-            )
-            return
-        earlier = rooms.latest.get(event.room.id)
-        if earlier is not None and earlier != event.room:
-            if earlier.generation > event.room.generation:
-                self.refuse(event, "abort", f"attempt {earlier.generation} is under way", False)
-                return
-            detail = f"superseded by attempt {event.room.generation}"
-            self.end(rooms.open[earlier], r.ABORT, "abort", detail, retryable=False)
-        reason, detail, retryable, after = self.flaw(event)
-        if reason:
-            if known is not None:
-                self.end(known, r.ABORT, reason, detail, retryable)
-            self.refuse(event, reason, detail, retryable, after)
-            return
-        self.counters["requests"] += 1
-        room = known or Room(event.room, self.at)
-        room.gateway, room.rid, room.alone = event.gateway, event.rid, event.alone
-        room.length, room.max_new, room.hashes = event.length, event.max_new, list(event.hashes)
-        room.deadline = self.at + event.deadline_s
-        room.waiting_since = self.at
-        rooms.move(room, r.SUBMIT)
-        if self.config.role == "both":
-            self.scheduler.enqueue(room, self.at)
-        elif self.config.role == "prefill":
-            if room.state == r.QUEUED:
-                self.handover.queue(room, self.at)
-        else:
-            link = self.peers.dial(event.peer)
-            room.link = link.name
-            link.rooms[room.id] = room
-            if link.state == REFUSED:
-                self.end(room, r.PEER_END, "peer", link.why, retryable=False)
-            elif link.state == UP and link.met:
-                self.peers.bind(room, link)
-
-    def flaw(self, event: Submitted) -> tuple[str, str, bool, float]:
-        """(reason, detail, retryable, retry after s) for which a submit is refused; reason empty: it is not."""
-        if event.flaw:
-            return "invalid", event.flaw, False, 0.0
-        if self.state != "ready":
-            return "busy", f"the engine is {self.state}", True, 1.0
-        if len(self.rooms.open) - self.occupied() >= self.config.max_waiting:
-            return "busy", f"{self.config.max_waiting} requests are waiting", True, 1.0
-        if event.length < 1 or event.max_new < 1:
-            return "invalid", f"{event.length} tokens and {event.max_new} new ones: both must be at least 1", False, 0.0
-        most, wanted = self.max_request_tokens, event.length + event.max_new
-        if self.config.role == "prefill":
-            wanted = event.length
-        if wanted > most:
-            return "invalid", f"the request may need {wanted} tokens, the engine holds at most {most}", False, 0.0
-        pair = self.config.role != "both"
-        if pair != bool(event.peer):
-            wrong = "needs the endpoint of its peer" if pair else "works without a peer"
-            return "invalid", f"an engine of role {self.config.role} {wrong}", False, 0.0
-        return "", "", False, 0.0
-
     def occupied(self) -> int:
         """Rooms that hold a slot."""
         return self.config.max_running - len(self.scheduler.slots)
-
-    def refuse(self, event: Submitted, reason: str, detail: str, retryable: bool, after: float = 0.0) -> None:
-        """End a room that never began here; the pair's other side is told if it is known."""
-        self.rooms.bury(event.room, r.TOLD)
-        self.out.append(SayEnded(event.gateway, Ended(event.room, reason, detail, retryable, after)))
-        link = self.peers.links.get(event.peer)
-        if link is not None and link.state == UP:
-            self.peers.say_end(link, event.room, reason, detail, retryable)
 
     def aborted(self, event: Aborted) -> None:
         room = self.rooms.open.get(event.room)
@@ -496,43 +420,6 @@ class Leader:
         self.stales[what] = self.stales.get(what, 0) + 1
         self.counters["stale_messages"] += 1
 
-    # ------------------------------------------------------------------------------------------------------- status
-
     def status(self, at: float, detail: str = "") -> Status:
-        """The engine's state of work, as of now."""
-        pool, steps, scheduler = self.pool, self.steps, self.scheduler
-        waiting = [room for room in self.rooms.open.values() if room.state in (r.WAITING, r.QUEUED)]
-        oldest = min((room.waiting_since for room in waiting), default=at)
-        counters = dict(self.counters)
-        counters["evicted_pages"] = pool.cache.evicted
-        for what, count in self.stales.items():
-            counters[f"stale_{what}"] = count
-        return Status(
-            self.config.engine,
-            self.config.role,
-            self.config.epoch,
-            self.config.instance,
-            self.state,
-            self.config.tp_size,
-            self.page_size,
-            self.context_length,
-            self.max_request_tokens,
-            self.fingerprint,
-            pool.total,
-            len(pool.free),
-            len(pool.cache.idle),
-            pool.owned,
-            len(pool.quarantined),
-            len(waiting),
-            len(scheduler.decoding) + len(scheduler.prefilling),
-            len(self.rooms.open),
-            max(0.0, at - oldest),
-            max(0.0, at - steps.agreed_at),
-            steps.slowest(),
-            counters,
-            detail,
-        )
-
-    def residue(self) -> list[RoomId]:
-        """Ended rooms that still hold something."""
-        return list(self.rooms.closing)
+        """The engine's state of work at `at`; changes nothing."""
+        return status(self, at, detail)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ... import protocol
+from .admission import Admission
 from .core import Leader
 from .events import Config
 from .handover import Handover, Transfer
@@ -20,10 +21,9 @@ from .rooms import Room, Rooms
 from .scheduler import Scheduler
 from .steps import OpenStep, Steps
 
-CLASSES: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (Leader, Rooms, Room, Steps, OpenStep, Scheduler, Handover, Transfer, Peers, Link, Gone, Pool, Cache)
-}
+PARTS = (Leader, Admission, Rooms, Steps, Scheduler, Handover, Peers, Pool, Cache)
+RECORDS = (Room, OpenStep, Transfer, Link, Gone)
+CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*PARTS, *RECORDS)}
 STRUCTS: dict[str, type] = {
     cls.__name__: cls for cls in (protocol.Row, protocol.Peer, protocol.Memory, protocol.Fingerprint, protocol.Joined)
 }
