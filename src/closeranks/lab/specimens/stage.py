@@ -32,7 +32,6 @@ FIELDS = (
     "idle_seconds",
     "heartbeat",
     "iteration",
-    "forwards",
 )
 STRIKE_AT = 25
 """Loop iteration at which a fault strikes, counted from ready: far enough for a first log line and a first scrape."""

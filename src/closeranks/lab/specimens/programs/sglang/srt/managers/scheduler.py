@@ -124,7 +124,6 @@ class Scheduler(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregationPrefi
 
     def process_batch_result(self, batch: list[list[int]]) -> None:
         board, rank = self.stage.board, self.tp_rank
-        board.add(rank, "forwards", 1)
         if self.specimen.mode == "prefill":
             board.add(rank, "prompted", 512 * len(batch))
             self.inflight_queue += [[room, 0] for room, _ in batch]

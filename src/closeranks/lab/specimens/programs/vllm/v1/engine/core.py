@@ -60,7 +60,7 @@ class EngineCoreProc:
         self.running = [n + 1 for n in self.running if n + 1 < TOKENS_PER_REQUEST]
         board = self.stage.board
         board.add(0, "generated", len(tokens))
-        board.put(0, running=len(self.running), forwards=self.steps, heartbeat=time.time())
+        board.put(0, running=len(self.running), heartbeat=time.time())
 
 
 def run_engine_core(stage: Stage, parent: int) -> None:
