@@ -21,8 +21,11 @@ def diagnose(folder: Path) -> tuple[str, str]:
     """Class and certainty of the main finding, from the command that a user would run."""
     command = [sys.executable, "-m", "closeranks.cli.main", "diagnose", "--json", str(folder)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    findings = json.loads(ran.stdout)["findings"]
-    return (findings[0]["class"], findings[0]["certainty"]) if findings else ("NONE", "undetermined")
+    try:
+        findings = json.loads(ran.stdout)["findings"]
+    except ValueError:
+        return "no answer", ran.stderr.strip().rpartition("\n")[2][:80]
+    return (findings[0]["class"], findings[0]["certainty"]) if findings else ("none", "undetermined")
 
 
 def main() -> int:
