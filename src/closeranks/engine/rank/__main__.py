@@ -69,7 +69,7 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
         join_deadline_s=settings.join_deadline_s,
     )
     ticks.group = group
-    runner = Runner(loaded.model, pool, group, settings.max_running)
+    runner = Runner(loaded.model, pool, group, settings.max_running, loaded.converted.path / "tokenizer.json")
     runner.warm_up(settings.chunk)
     transfer = TransferThread(
         backend, pool, settings.epoch, notices.post, notices.fault, settings.transfer_stuck_s, faults

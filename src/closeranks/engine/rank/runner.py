@@ -7,6 +7,7 @@ out and started without knowing their values.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import torch
 from closeranks.protocol import Begin, Row, Sampling, Step, TopLogprobs
 
 from .collectives import Group
+from .grammar import Grammars, GrammarState
 from .models.batch import make_batch
 from .models.llama import Llama
 from .planes import Pool
@@ -46,6 +48,7 @@ class Slot:
     pages: int
     """Entries of the page table in use."""
     history: History | None = None
+    grammar: GrammarState | None = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,10 @@ class Pending:
 class Runner:
     """One rank's executor. Steps are launched in order, from one thread."""
 
-    def __init__(self, model: Llama, pool: Pool, group: Group, max_running: int) -> None:
+    def __init__(self, model: Llama, pool: Pool, group: Group, max_running: int, tokenizer: Path | None = None) -> None:
+        """`tokenizer`: tokenizer.json, needed for grammars only."""
         self.model, self.pool, self.group = model, pool, group
+        self.grammars = None if tokenizer is None else Grammars(tokenizer, model.config.vocab, group.tick)
         self.context = model.config.context_length
         self.slots: list[Slot | None] = [None] * max_running
         # One column more than the context: where the token after the last position is written.
@@ -148,6 +153,10 @@ class Runner:
         slot = Slot(begin=begin, length=len(tokens), pages=0)
         if self.group.rank == 0 and needs_history(begin.sampling):
             slot.history = History(on_device, begin.prompt_length, vocab)
+        if self.group.rank == 0 and begin.sampling.grammar:
+            if self.grammars is None:
+                raise InvalidStep(f"slot {number} has a grammar, and this engine has no tokenizer to apply it")
+            slot.grammar = self.grammars.begin(begin.sampling, begin.tokens[begin.prompt_length :])
         self._append(number, slot, begin.pages)
         return slot
 
@@ -183,6 +192,10 @@ class Runner:
             whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
             drawn = sample(whole, [self._draw(slots[i]) for i in sampled])
             tokens = drawn.tokens
+            for at, i in enumerate(sampled):
+                state = slots[i].grammar
+                if state is not None:  # the one kind of row whose value the host must know at once
+                    state.add(int(tokens[at]))
         self.group.broadcast(tokens)
         ends = np.asarray([rows[i].slot * self.tokens.shape[1] + slots[i].length for i in sampled])
         self.tokens.view(-1)[torch.from_numpy(ends).to(tokens.device)] = tokens.int()
@@ -191,4 +204,5 @@ class Runner:
         return drawn, tokens
 
     def _draw(self, slot: Slot) -> Draw:
-        return Draw(sampling=slot.begin.sampling, position=slot.length, history=slot.history)
+        allowed = None if slot.grammar is None else slot.grammar.allowed(self.tokens.device)
+        return Draw(sampling=slot.begin.sampling, position=slot.length, history=slot.history, allowed=allowed)

@@ -14,7 +14,7 @@ from typing import Any
 import llvmlite.binding  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import carray, cfunc, types
 from numba.core import cgutils
 from numba.core.errors import NumbaError
