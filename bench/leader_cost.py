@@ -12,6 +12,7 @@ processes that only decode the step and answer, so that no model stands between.
 
 import argparse
 import json
+import logging
 import multiprocessing
 import os
 import statistics
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import structlog
 import zmq
 
 from closeranks.engine.leader.settings import Settings
@@ -221,6 +223,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     table = []
     for tp_size in args.tp:
         for rows in args.rows:
