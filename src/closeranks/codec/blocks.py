@@ -54,7 +54,7 @@ class Blocks(Prose):
         stop = found.start() if found else self._begun_from(self._lexicon.block_begun[self._family], at)
         if final and not found:
             tail = buffer[stop:]
-            if len(tail) < 5 and self._lexicon.show(tail) == tail and "｜D" not in tail:
+            if not self._is_cut(tail):
                 stop = len(buffer)
         if stop > at:
             state = self._state

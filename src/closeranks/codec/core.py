@@ -33,6 +33,7 @@ class Core:
         self._state = State.BLOCK if in_block else state
         self._buffer = ""
         self._at = 0
+        self._was_cut = False  # the output ended for another reason than that it was over
         # prose
         self._quoting = {State.REASONING: Quoting(), State.CONTENT: Quoting()}
         self._quotes = policy.quoted == "keep"

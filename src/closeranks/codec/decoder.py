@@ -31,13 +31,15 @@ class Decoder(Values):
     `feed` and `close` raise for misuse only (TypeError: kinds of input mixed, ids without a tokenizer; ValueError: fed
     after close), never for what the model wrote. Any chunking of the same output gives the same `merge`d events.
 
-    What is held back, at most, by state (characters; a newline or two, a marker's head, the tag after it):
+    What is held back, at most, by state, in characters (MARKER = HEAD_LIMIT + TAG_LIMIT):
 
-        CONTENT, REASONING, AFTER   2 + CHAIN_LIMIT + max(HEAD_LIMIT + TAG_LIMIT, LOOKAHEAD_LIMIT)
-        BLOCK                       the same as carry, + 16 + JUNK_LIMIT, + HEAD_LIMIT + TAG_LIMIT
-        INVOKE, STRING              1 + HEAD_LIMIT + TAG_LIMIT (plus the carry of its block)
+        CONTENT, REASONING, AFTER   PROSE = NEWLINES + CHAIN_LIMIT + max(MARKER, LOOKAHEAD_LIMIT)
+        BLOCK                       PROSE (until its first invoke) + LEAD_LIMIT + JUNK_LIMIT + 2 * MARKER
+        INVOKE, STRING              PROSE (the same) + 2 * MARKER
         JSON, BODY                  the same + 3 * MAX_SCALAR: white space, a key, a number or word
-        ENVELOPE                    the same + 2 * envelope.HEAD_LIMIT, or WHOLE_LIMIT for an unusual order of keys
+        ENVELOPE                    the same + envelope.WHOLE_LIMIT, or HEAD_LIMIT where the name comes first
+
+    In practice a delta of prose or of a value leaves at once unless it ends in `<`, a bar or a newline.
     """
 
     def __init__(
@@ -81,8 +83,8 @@ class Decoder(Values):
     def close(self, finish_reason: str | None = "stop") -> list[Event]:
         """The output is over; return what that makes certain. Closing again returns nothing.
 
-        finish_reason: the engine's: after "stop" an open call is reported as `unclosed_call`, after anything else as
-            `cut`.
+        finish_reason: the engine's: after "stop" or "tool_calls" an open call is reported as `unclosed_call`, after
+            anything else as `cut`.
         """
         if self._closed:
             return []
@@ -93,8 +95,9 @@ class Decoder(Values):
             rest = self._tokens.text([], final=True)
         out = self._take(rest)
         self._out = self._calls.out = []
+        self._was_cut = finish_reason not in ("stop", "tool_calls")
         self._run(final=True)
-        self._finish("unclosed_call" if finish_reason == "stop" else "cut")
+        self._finish("cut" if self._was_cut else "unclosed_call")
         self._closed = True
         self._plain_text = False
         self._buffer = ""

@@ -233,6 +233,8 @@ class Lexicon:
         if self.identity and not self.dialect.sentinel:
             return self._private_tag(buffer, start)
         closing = opening.startswith("</")
+        if not closing and buffer[head_end : head_end + 1] == "/":  # a slash on the wrong side of the sentinel
+            closing, head_end = True, head_end + 1
         named = _NAME.match(buffer, head_end, head_end + _UNKNOWN_LIMIT)
         name, name_end = (named.group(1), named.end()) if named else ("", head_end)
         if name_end == size and not final and name_end < head_end + _UNKNOWN_LIMIT:

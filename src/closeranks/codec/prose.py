@@ -87,11 +87,20 @@ class Prose(Core):
             return False
         strict = self._begun_from(self._lexicon.strict_begun, at)
         tail = buffer[strict:]
-        keep = strict if len(tail) >= 5 or "｜D" in tail or self._lexicon.show(tail) != tail else len(buffer)
-        self._say(buffer[at:keep])
+        keep = strict if self._is_cut(tail) else len(buffer)
+        said = buffer[at:keep]
+        if keep < len(buffer):  # the newlines before a cut marker were its framing
+            said = said.removesuffix("\n").removesuffix("\n")
+        self._say(said)
         self._discard(buffer[keep:], "cut")
         self._at = len(buffer)
         return False
+
+    def _is_cut(self, tail: str) -> bool:
+        """Whether what the output ends with, the beginning of some marker, is a marker that was cut: enough of one to
+        tell, or less if the output was cut."""
+        told = len(tail) >= 5 or "｜D" in tail or (self._was_cut and "｜" in tail)
+        return told or self._lexicon.show(tail) != tail
 
     def _hold_from(self, at: int, start: int) -> int:
         """From where text before `start` is held: what may join with text after a deleted marker, and newlines that may
