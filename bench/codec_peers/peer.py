@@ -1,8 +1,8 @@
 """Runs one parser over jobs from standard input; started by `compare.py` with the Python of the parser's environment.
 
 A job is a JSON object on one line: `pieces` (the output as it arrives; one piece: the parser's one-shot path), `tools`
-(OpenAI tool objects), `thinking`, `dialect`, `finish_reason`. The answer, also one line: `content`, `reasoning`,
-`calls` (a list of name and argument text), or `error`.
+(OpenAI tool objects), `thinking`, `dialect`, `finish_reason`, perhaps `ids` (token ids of each piece). The answer, also
+one line: `content`, `reasoning`, `calls` (a list of name and argument text), or `error`.
 """
 
 import functools
@@ -128,7 +128,7 @@ def vllm(plugin: bool = False) -> Callable[[Job], Answer]:
         for number, piece in enumerate(job["pieces"]):
             delta = parser.parse_delta(
                 piece,
-                encode(piece),
+                job["ids"][number] if job.get("ids") else encode(piece),
                 request,
                 prompt,
                 finished=number == len(job["pieces"]) - 1,

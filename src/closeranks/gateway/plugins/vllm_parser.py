@@ -140,6 +140,8 @@ class CloseranksReasoningParser(ReasoningParser):  # type: ignore[misc]
         asked = [options[key] for key in ("thinking", "enable_thinking") if key in options]
         thinking = any(asked) if asked else True
         self.shared = Shared(self.dialect, thinking and options.get("reasoning_effort") != "none")
+        # A Hermes model that thinks opens its reasoning itself, and the decoder sees that.
+        self._thinks_untold = self.shared.thinking and self.dialect != "hermes"
         self._open_id = self.vocab.get(THINK_OPEN)
         self._close_id = self.vocab.get(THINK_CLOSE)
         _made.parser = self
@@ -155,13 +157,13 @@ class CloseranksReasoningParser(ReasoningParser):  # type: ignore[misc]
         return THINK_CLOSE
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """Whether the last think tag among the ids is a closer, or there is none at all (the prompt opened none)."""
+        """Whether the last think tag among the ids is a closer. Without any tag the request's thinking mode decides."""
         for token in reversed(input_ids):
             if token == self._close_id:
                 return True
             if token == self._open_id:
                 return False
-        return True
+        return not self._thinks_untold
 
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
         """Whether the closer is among the new ids."""
