@@ -131,6 +131,20 @@ def test_a_log_with_server_arguments(tmp_path: Path) -> None:
     assert SECRET not in repr(engine)
 
 
+def test_a_vllm_log() -> None:
+    log = (
+        "(APIServer pid=7) INFO 08-09 03:02:26 [api_server.py:1777] vLLM API server version 0.20.1\n"
+        "(APIServer pid=7) INFO 08-09 03:02:26 [utils.py:326] non-default args: {'model_tag': 'm', 'api_key': "
+        f"'{SECRET}', 'enable_auto_tool_choice': True, 'tensor_parallel_size': 4, 'kv_transfer_config': "
+        "KVTransferConfig(kv_connector='NixlConnector', engine_id='x', kv_role='kv_producer')}\n"
+    )
+    [engine] = units.from_text(log, "vllm.log")
+    assert (engine.kind, engine.version, engine.tp, engine.role) == ("vllm", "0.20.1", 4, "prefill")
+    assert engine.flag("model-path") == "m"
+    assert engine.on("enable-auto-tool-choice")
+    assert SECRET not in repr(engine)
+
+
 def test_a_shell_file_and_bare_flags(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
         "#!/bin/bash\nexport SGLANG_REQ_WAITING_TIMEOUT=10\n"

@@ -1,5 +1,6 @@
 """systemd units, containers of compose and Kubernetes files, shell files and logs: where command lines are found."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,6 +13,10 @@ from closeranks.diagnose.audit.sources import flags
 
 _SERVER_ARGS = re.compile(r"server_args=ServerArgs\((.*)\)\s*$")
 _ARGUMENT = re.compile(r"(\w+)=('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|[^,()]+)(?:, |$)")
+_NON_DEFAULT = re.compile(r"non-default args: (\{.*)")
+_ITEM = re.compile(r"'(\w+)': ('[^']*'|[\d.]+|True)")
+_KV = re.compile(r"kv_(connector|role)='(\w+)'")
+_VLLM_VERSION = re.compile(r"vLLM (?:API server )?version (\d\S*)")
 _TAG = re.compile(r"(sglang|vllm)[^:/\s]*:v?(\d+\.\d+[^\s\"']*)")
 
 
@@ -123,7 +128,11 @@ def _environment(given: Any) -> dict[str, str]:
 
 
 def from_text(text: str, label: str) -> list[Engine]:
-    """Engines in a shell file, a list of flags, a `ps` listing or a log with SGLang's `server_args=ServerArgs(...)`."""
+    """Engines in a shell file, a list of flags, a `ps` listing or a log.
+
+    SGLang logs `server_args=ServerArgs(...)`; vLLM its version and `non-default args: {...}`.
+    """
+    version = _VLLM_VERSION.search(text)
     joined = re.sub(r"\\\n\s*", " ", text)
     env = {}
     engines = []
@@ -136,6 +145,8 @@ def from_text(text: str, label: str) -> list[Engine]:
                 flags.normal(k): "true" if v == "True" else v for k, v in found.items() if v not in ("None", "False")
             }
             engines.append(flags.make("sglang", label, given, env))
+        elif logged := _NON_DEFAULT.search(line):
+            engines.append(_from_vllm_log(logged[1], label, env, version[1] if version else None))
         elif flags.is_command_line(line):
             engines.append(flags.parse(flags.split_line(line), label, env))
         elif line.lstrip().startswith("--") and not engines:
@@ -143,3 +154,12 @@ def from_text(text: str, label: str) -> list[Engine]:
             engine = flags.parse(words, label, env)
             engines.append(flags.make(engine.kind or flags.kind_by_flags(words), label, engine.flags, env))
     return engines
+
+
+def _from_vllm_log(logged: str, label: str, env: Mapping[str, str], version: str | None) -> Engine:
+    given = {flags.normal(name): "true" if v == "True" else v.strip("'") for name, v in _ITEM.findall(logged)}
+    given["model-path"] = given.pop("model-tag", given.get("model-path", ""))
+    transfer = {f"kv_{name}": value for name, value in _KV.findall(logged)}
+    if transfer:
+        given["kv-transfer-config"] = json.dumps(transfer)
+    return flags.make("vllm", label, {name: value for name, value in given.items() if value}, env, version)
