@@ -28,6 +28,10 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
 
+# The leaders, rooms, pages and the gateway's resume code under a simulated network, from seeds.
+sim: $(VENV)/.dev
+	$(BIN)/python -m tests.simulation --seeds 100 --events 12000 --coverage $(ARGS)
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
