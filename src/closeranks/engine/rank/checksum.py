@@ -1,6 +1,7 @@
 """Checksums of page shares: one name and one function per kind of memory."""
 
 import torch
+import xxhash
 
 
 def name(device: torch.device) -> str:
@@ -15,10 +16,13 @@ def share_sum(share: torch.Tensor) -> int:
     the finaliser of splitmix64; it depends on every bit and on the order, and is one reduction on the device.
     """
     if share.device.type == "cpu":
-        import xxhash
-
-        return int(xxhash.xxh3_64_intdigest(share.view(torch.uint8).numpy().data.cast("B")))
+        return bytes_sum(share.view(torch.uint8).numpy().data.cast("B"))
     return mix64(share)
+
+
+def bytes_sum(share: memoryview) -> int:
+    """`share_sum` of CPU memory without a tensor around it, which costs as much as the sum of a small share."""
+    return xxhash.xxh3_64_intdigest(share)
 
 
 def mix64(share: torch.Tensor) -> int:

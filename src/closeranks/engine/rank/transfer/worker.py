@@ -18,13 +18,13 @@ import torch
 from closeranks.faults import Injector
 from closeranks.protocol import Check, Checked, Dropped, FromRank, Peer, Send, Sent, Step
 
-from ..checksum import share_sum
+from ..checksum import bytes_sum, share_sum
 from ..planes import Pool
 from .base import Backend
 from .plan import PeerUnusable
 
-HASH_SLICE = 8 << 20
-"""Bytes hashed in one go, about a millisecond."""
+HASH_SLICE = 1 << 20
+"""Bytes hashed in one go, about 0.1 ms: in the gaps of the transfers, so that no connection runs dry meanwhile."""
 _OPEN_S, _IDLE_S, _ALONE_S = 0.0003, 0.005, 0.5
 """How long the thread waits for new work: with open writes, with peers (at most), without peers."""
 _FADE = 0.1
@@ -132,7 +132,7 @@ class TransferThread:
         return False
 
     def _pause(self) -> float:
-        if self._checking or any(sending.outcome is not None for sending in self._sending):
+        if self._checking or any(len(sending.sums) < len(sending.send.pages) for sending in self._sending):
             return 0.0
         if self._sending:
             return 0.0 if self._busy else _OPEN_S
@@ -205,7 +205,7 @@ class TransferThread:
         if sending.outcome is None:
             sending.outcome = self._backend.poll(sending.write)
         send = sending.send
-        budget = HASH_SLICE
+        budget = HASH_SLICE if not self._busy or sending.outcome is not None else 0
         while not sending.outcome and len(sending.sums) < len(send.pages) and budget > 0:
             sending.sums.append(self._sums(send.pages[len(sending.sums)][0]))
             budget -= self._pool.page_bytes
@@ -231,7 +231,9 @@ class TransferThread:
         return True
 
     def _sums(self, page: int) -> list[int]:
-        return [share_sum(share) for share in self._pool.tensor[page]]
+        if self._pool.bytes is None:
+            return [share_sum(share) for share in self._pool.tensor[page]]
+        return [bytes_sum(self._pool.share_view(page, index)) for index in range(len(self._pool.shares))]
 
     def _advance_checking(self, checking: _Checking) -> bool:
         check = checking.check
