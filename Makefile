@@ -28,6 +28,10 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
 
+# What only a CUDA device shows; about 5 minutes, figures printed.
+gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -s -m gpu tests/gpu $(ARGS)
+
 # The leaders, rooms, pages and the gateway's resume code under a simulated network, from seeds.
 sim: $(VENV)/.dev
 	$(BIN)/python -m tests.simulation --seeds 100 --events 12000 --coverage $(ARGS)
