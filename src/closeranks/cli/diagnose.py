@@ -55,7 +55,7 @@ def exit_code(verdict: Verdict) -> int:
     """0 sound, 1 finding, 3 could not judge."""
     if verdict.main.cls == "UNDETERMINED":
         return 3
-    return 0 if all(f.cls in SOUND for f in verdict.findings) else 1
+    return 0 if verdict.main.cls in SOUND else 1
 
 
 def _write(args: argparse.Namespace, verdict: Verdict) -> None:

@@ -72,9 +72,8 @@ def _repair(text: str) -> tuple[object, int] | None:
         elif c in "}]":
             if not stack or stack.pop() != c:
                 break
-            cuts.append((i + 1, "".join(reversed(stack))))
-        elif c == ",":
-            cuts.append((i, "".join(reversed(stack))))
+            if c == "}":  # only after whole objects: a list of numbers that was cut is another list
+                cuts.append((i + 1, "".join(reversed(stack))))
         if len(cuts) > 64:
             del cuts[:32]
     for end, closing in reversed(cuts[-24:]):

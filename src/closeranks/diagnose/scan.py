@@ -157,7 +157,7 @@ class Scanner:
             if line.time is not None and not line.stamped:
                 self.clock = (number, line.time)
             elif self.clock[1] is not None and number - self.clock[0] <= 200 and not late:
-                line.time = self.clock[1]  # a continuation: not before the record above it
+                line.time, line.stamped = self.clock[1], False  # a continuation: not before the record above it
             for reader, tokens in self.readers_tokens:
                 if (reader.open and not late) or any(t in line.text for t in tokens):
                     for fact in reader.line(line):

@@ -27,7 +27,9 @@ from closeranks.diagnose.facts import (
 )
 from closeranks.diagnose.stacks import Position, position
 
+MANY = 4  # requests that do not all end within one interval of the log
 F = TypeVar("F", bound=Fact)
+_LOOPS = ("scheduler", "worker")
 SILENCE = 60.0  # seconds without a batch line, with requests running, that count as a stall
 
 
@@ -290,7 +292,7 @@ class Scene:
 
     @cached_property
     def stalls(self) -> list[Fact]:
-        """Independent signs that an engine stands still: watchdogs, silence with work, counters that stay."""
+        """Hard signs that an engine stands still, independent of stacks: time-outs, counters and clocks that stay."""
         out: list[Fact] = []
         for e in self.events("watchdog"):
             part = str(e.get("part", "Scheduler"))
@@ -298,21 +300,37 @@ class Scene:
                 out.append(e)
         out += self.events("rpc_timeout", "gloo_timeout", "hang_detected", "heartbeat_timeout", "debug_info")
         out += [c for c in self.collectives if c.state == "timeout"]
-        out += [e for e in self.events("health_failed") if not self.gen_after(e.time)]
-        quiet = self.silence()
-        if quiet:
-            out.append(quiet[0])
         stats = [e for e in self.events("vllm_stats") if (e.num("running") or 0) > 0]
         if len(stats) >= 2 and all((e.num("gen") or 0) == 0 and (e.num("prompt") or 0) == 0 for e in stats[-2:]):
             out += stats[-2:]
-        still = [p for p in self.processes if p.switches is not None and p.switches == 0]
-        moved = [p for p in self.processes if p.switches]
-        if still and not moved:
-            out += still
-        out += self.frozen_counters
-        if len({r.comm for r in self.frozen_ras}) > 0:
-            out += self.frozen_ras
-        return out
+        # An idle or saturated engine core shows no switches at all: only processes with a loop of their own count.
+        loops = [
+            p for p in self.processes if p.switches is not None and p.who and p.who.kind in ("scheduler", "worker")
+        ]
+        if loops and not any(p.switches for p in loops):
+            out += loops
+        out += [e for e in self.events("load") if (e.num("age") or 0) >= 30]
+        quiet = self.silence()
+        if quiet and (quiet[0].num("running") or 0) >= MANY:
+            out.append(quiet[0])
+        return [*out, *self.frozen_counters, *self.frozen_ras]
+
+    @cached_property
+    def hints(self) -> list[Fact]:
+        """Soft signs: silence with requests running, probes that failed. An overloaded or idle engine has them too."""
+        quiet = self.silence()
+        out: list[Fact] = [quiet[0]] if quiet and (quiet[0].num("running") or 0) < MANY else []
+        return [*out, *(e for e in self.events("health_failed") if not self.gen_after(e.time))]
+
+    @cached_property
+    def live(self) -> list[Fact]:
+        """Signs that every engine's loop turns: counters of tokens or stages that grow, context switches."""
+        if self.frozen_counters:
+            return []
+        switches = [p for p in self.processes if p.switches and p.who and p.who.kind in _LOOPS]
+        dumped = max((s.time for s in self.stacks if s.time is not None), default=None)
+        after = self.gen_after(dumped + 5) if dumped is not None else []
+        return [*self.moving_counters, *switches, *after[:2]]
 
     @cached_property
     def counter_deltas(self) -> list[tuple[Metric, float]]:
@@ -321,21 +339,34 @@ class Scene:
         for m in self.of(Metric):
             if m.name.endswith(("_total", "_count", "_sum")) or ("tokens" in m.name and "usage" not in m.name):
                 by.setdefault((m.name, tuple(sorted(m.labels.items()))), []).append(m)
-        return [(s[-1], s[-1].value - s[0].value) for s in by.values() if len(s) > 1]
+        return [(s[-1], abs(s[-1].value - s[0].value)) for s in by.values() if len(s) > 1]
+
+    def _by_engine(self, pattern: str) -> dict[str, list[tuple[Metric, float]]]:
+        out: dict[str, list[tuple[Metric, float]]] = {}
+        for m, d in self.counter_deltas:
+            if re.search(pattern, m.name):
+                out.setdefault(m.labels.get("engine_type", "") + m.labels.get("engine", ""), []).append((m, d))
+        return out
 
     @cached_property
     def frozen_counters(self) -> list[Metric]:
-        """Token and stage counters that did not move between scrapes although requests run."""
-        if not self.counter_deltas or self.requests[0] <= 0:
-            return []
-        moved = [m for m, d in self.counter_deltas if d > 0 and _progress_counter(m.name)]
-        flat = [m for m, d in self.counter_deltas if d == 0 and _progress_counter(m.name)]
-        return flat[:3] if flat and not moved else []
+        """Counters of one engine of which none moved: of its loop's stages, or of tokens while requests run."""
+        out: list[Metric] = []
+        for series in self._by_engine(r"scheduler_(?:stage|idle)_seconds_total").values():
+            if not any(d for _, d in series):
+                out += [m for m, _ in series][:2]
+        if out or self._by_engine("stage_seconds") or self.requests[0] <= 0:
+            return out
+        for series in self._by_engine(r"generation_tokens|prompt_tokens|realtime_tokens|forward_execution").values():
+            if not any(d for _, d in series):
+                out += [m for m, _ in series][:2]
+        return out
 
     @cached_property
     def moving_counters(self) -> list[Metric]:
-        """Token counters that grew between scrapes."""
-        return [m for m, d in self.counter_deltas if d > 0 and "tokens_total" in m.name]
+        """Token counters that grew between scrapes; else stage counters of a loop that turns."""
+        tokens = [m for m, d in self.counter_deltas if d > 0 and re.search(r"(?:generation|realtime)_tokens", m.name)]
+        return tokens or [m for m, d in self.counter_deltas if d > 0 and "stage_seconds" in m.name]
 
     @cached_property
     def requests(self) -> tuple[float, float]:
@@ -388,14 +419,6 @@ class Scene:
             return None
         limit = gpu.power_limit or (700.0 if gpu.power > 60 else 140.0 if gpu.power < 45 else 300.0)
         return gpu.power < 0.45 * limit or (gpu.mem_util is not None and gpu.mem_util <= 1)
-
-
-def _progress_counter(name: str) -> bool:
-    return bool(
-        re.search(
-            r"generation_tokens|prompt_tokens|realtime_tokens|stage_seconds|iteration_tokens|forward_execution", name
-        )
-    )
 
 
 def _computes(s: Stack) -> bool:

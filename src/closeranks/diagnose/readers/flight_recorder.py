@@ -57,7 +57,7 @@ class FlightRecorder:
                     )
         entries = dump.get("entries")
         for entry in entries[-TAIL:] if isinstance(entries, list) else ():
-            if isinstance(entry, dict) and "profiling_name" in entry:
+            if isinstance(entry, dict) and {"profiling_name", "collective_seq_id", "state"} <= entry.keys():
                 yield self._entry(entry, src, who, identity)
 
     def _entry(self, e: dict[str, Any], src: Src, who: Any, identity: str) -> Collective:

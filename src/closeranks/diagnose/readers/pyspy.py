@@ -53,6 +53,11 @@ def mark_main(threads: list[Thread], pid: int | None) -> tuple[Thread, ...]:
     )
 
 
+def _own_clock(line: Line) -> float | None:
+    """The engine's clock: a collector's may be in another time zone."""
+    return None if line.stamped else line.time
+
+
 class PySpyText:
     """`py-spy dump`, alone, embedded in a log, several processes in a row, cut at any place."""
 
@@ -77,14 +82,14 @@ class PySpyText:
         text = line.text
         if m := _DUMP_FOR.search(text):
             yield from self._flush()
-            self._reset(int(m[1]), None, line.who, line.src, line.time)
+            self._reset(int(m[1]), None, line.who, line.src, _own_clock(line))
             return
         if (m := _PROCESS.match(text)) and not text.rstrip().endswith((".", ",")):
             pid, title = int(m[1]), m[2]
             keep = self.pid == pid and not self.threads and self.head is None
             if not keep:
                 yield from self._flush()
-                self._reset(pid, title, None, line.src, line.time)
+                self._reset(pid, title, None, line.src, _own_clock(line))
             self.title, self.src = title, line.src
             self.who = names.from_title(title) or self.who
             self.open = True
@@ -92,7 +97,7 @@ class PySpyText:
         if m := _THREAD.match(text):
             self._close_thread()
             if not self.started and self.title is None and self.pid is None:
-                self._reset(None, None, None, line.src, line.time)
+                self._reset(None, None, None, line.src, _own_clock(line))
             self.started = self.open = True
             name = m[4] or ""
             native_main = self.pid is not None and m[2] == str(self.pid) and not name

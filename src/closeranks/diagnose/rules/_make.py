@@ -46,17 +46,22 @@ def sure(scene: Scene, engine: EngineView | None = None) -> str:
 
     Dumps of several ranks are not simultaneous: a live loop can look desynchronised in one round, even in two.
     """
-    if scene.moving_counters or any(p.switches for p in scene.processes):
+    if scene.live:
         return LIKELY
     if engine is not None and any(r.moving for r in engine.ranks.values()):
         return LIKELY
-    return SHOWN if scene.stalls else LIKELY
+    still = engine is not None and engine.still is True
+    return SHOWN if scene.stalls or (scene.hints and still) else LIKELY
 
 
 def stall_words(scene: Scene, role: str = "") -> list[str]:
     """What shows that the engine stands still, for the list of what is shown."""
     quiet = scene.silence(role)
-    out = [f"{f.src}: {f.says()}" for f in scene.stalls[:2] if not (isinstance(f, Event) and f.kind.endswith("_batch"))]
+    out = [
+        f"{f.src}: {f.says()}"
+        for f in [*scene.stalls, *scene.hints][:2]
+        if not (isinstance(f, Event) and f.kind.endswith("_batch"))
+    ]
     if quiet:
         out.append(f"no batch line for {quiet[1]:.0f} s after {quiet[0].src} although requests were running")
     return out

@@ -153,7 +153,7 @@ def devices_spin(scene: Scene) -> Finding | None:
 def spin_without_stacks(scene: Scene) -> Finding | None:
     rest = scene.resting
     all_but_one = len(rest) == 1 and len(scene.spinning) >= 2 and len(scene.spinning) + 1 == len(scene.gpus)
-    if scene.engines or not scene.spinning or not (scene.failed_dumps or scene.stalls):
+    if scene.engines or not scene.spinning or not (scene.failed_dumps or scene.stalls or scene.hints):
         return None
     if len(scene.spinning) < len(scene.gpus) and not all_but_one:
         return None

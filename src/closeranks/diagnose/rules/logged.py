@@ -66,7 +66,7 @@ def _members(scene: Scene, group: str) -> set[int]:
 def different_size(scene: Scene) -> Finding | None:
     for (group, seq), by in _latest(scene.collectives).items():
         ops = {c.op for c in by.values()}
-        sizes = {(c.numel_in, c.numel_out) for c in by.values() if c.numel_in is not None}
+        sizes = {c.numel_in for c in by.values() if c.numel_in is not None}
         if len(ops) != 1 or len(sizes) < 2 or ops & {"alltoall", "gather", "scatter", "send", "recv"}:
             continue
         counts = Counter(c.numel_in for c in by.values())

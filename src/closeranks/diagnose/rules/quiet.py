@@ -61,7 +61,8 @@ def transfer_gauges_stay(scene: Scene) -> Finding | None:
         if pattern.search(m.name) and m.labels.get("stage") != "completed_waiting":
             seen.setdefault((m.name, str(sorted(m.labels.items()))), []).append(m)
     stuck = [s for s in seen.values() if len(s) > 1 and s[0].value == s[-1].value > 0]
-    if not stuck or scene.moving_counters or scene.frozen_counters:
+    tokens = [m for m in scene.moving_counters if "tokens" in m.name]
+    if not stuck or tokens or scene.frozen_counters:
         return None
     flat = [m for m, d in scene.counter_deltas if d == 0 and "tokens_total" in m.name]
     return finding(
@@ -141,7 +142,7 @@ def nothing_to_do(scene: Scene) -> Finding | None:
         "exception fatal child_crashed worker_died engine_dead oom_kill rpc_timeout transfer_failed health_failed "
         "probe_failed watchdog exit_code no_handler no_worker leg_failed bar request_lost port_in_use container_killed shm_wait"
     )
-    if scene.has(*trouble.split()) or scene.stalls or any(b.num("gen") for b in scene.batches[-2:]):
+    if scene.has(*trouble.split()) or scene.stalls or scene.hints or any(b.num("gen") for b in scene.batches[-2:]):
         return None
     return finding(
         "HEALTHY_IDLE",

@@ -144,7 +144,7 @@ def batches_diverge(scene: Scene) -> Finding | None:
     for b in scene.events("prefill_batch"):
         if b.who and b.who.pp is not None:
             stages[b.who.pp].append((b.num("new_seq"), b.num("new_tokens")))
-    if len(stages) < 2 or not scene.stalls:
+    if len(stages) < 2 or not (scene.stalls or scene.hints):
         return None
     lengths = {pp: len(v) for pp, v in stages.items()}
     shortest = min(lengths.values())

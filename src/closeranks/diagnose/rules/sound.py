@@ -70,7 +70,7 @@ def idle(scene: Scene) -> Finding | None:
     empty = running == 0 and waiting == 0
     return finding(
         "HEALTHY_IDLE",
-        SHOWN if empty and not scene.stalls else LIKELY,
+        SHOWN if empty and not scene.stalls and not scene.hints else LIKELY,
         f"Idle: {labels(rest) if rest else 'the loop'} poll{'s' if len(rest) <= 1 else ''} for work"
         + (", nothing runs and nothing waits." if empty else "; whether requests are open is not in the evidence."),
         [*(r.stacks[-1] for r in [*rest[:2], *waits[:1]]), *rows[:2], *gauges(scene), *scene.batches[-1:]],
@@ -97,7 +97,7 @@ def tokens_flow(scene: Scene) -> Finding | None:
     gen = scene.gen_after(None)
     chunks = scene.events("chunk")
     blank = [c for c in chunks if c.get("blank")]
-    if scene.moving_counters:
+    if any("tokens" in m.name for m in scene.moving_counters):
         gen = gen or []
         return finding(
             "NOT_HUNG_SLOW_OR_CAPACITY",
@@ -121,7 +121,7 @@ def tokens_flow(scene: Scene) -> Finding | None:
     last = scene.batches[-1] if scene.batches else None
     if len(gen) < 2 or last is None or (last.num("gen") or 0) <= 0:
         return None
-    if scene.stalls or scene.engines or scene.failed_dumps:
+    if scene.stalls or scene.hints or scene.engines or scene.failed_dumps:
         return None
     queue = last.num("queue") or last.num("waiting") or 0
     retracts = scene.events("retract")

@@ -97,7 +97,7 @@ def _after_retraction(scene: Scene) -> Finding | None:
     t = retracted[-1].time
     later = [b for b in scene.batches if t is None or b.time is None or b.time > t]
     stuck = [b for b in later if (b.num("prealloc") or 0) > 0 and (usage := b.num("usage")) is not None and usage < 0.5]
-    if not stuck or (scene.engines and scene.stalls):
+    if not stuck or (scene.engines and (scene.stalls or scene.hints)):
         return None
     b = stuck[-1]
     return _transfer(
