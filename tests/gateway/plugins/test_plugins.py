@@ -65,12 +65,7 @@ def test_the_plugin_gives_what_the_decoder_gives(engine: str) -> None:
                     different.append((case["id"], size, got, want))
     finally:
         process.close()
-    allowed = SPLIT_FIRST if engine == "sglang" else set()
-    assert [entry for entry in different if entry[0] not in allowed] == []
-
-
-# SGLang splits the reasoning off before calls are looked for; in these cases that place is another one.
-SPLIT_FIRST: set[str] = set()
+    assert different == []
 
 
 def without_uncommitted(answer: dict[str, Any]) -> dict[str, Any]:

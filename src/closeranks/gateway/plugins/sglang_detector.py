@@ -37,7 +37,7 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 # What ends the reasoning: its closer, or the opener of a block. A lone invoke inside the reasoning does not.
 _END = re.compile(
-    r"</think>|<[｜|‖]{1,2} ?DSML ?[｜|‖]{1,2} ?(?!invoke|parameter)[a-z_]{4}|<tool_call>",
+    r"</think>|<[｜|‖]{1,2} ?DSML ?[｜|‖]{1,2} ?(?!invo|para)[a-z_]{4}|<tool_call>",
 )
 _LONGEST_END = 32  # characters from its `<` until `_END` has matched or cannot
 
@@ -176,7 +176,10 @@ class CloseranksReasoningDetector(BaseReasoningFormatDetector):  # type: ignore[
                 thought = self._thought.feed(text[: len(text) - keep])
                 text = ""
             else:
-                thought = [*self._thought.feed(text[: end.start()]), *self._thought.close()]
+                before = text[: end.start()]
+                if end.group() != THINK_CLOSE:
+                    before = before[: len(before) - _framing(before)]
+                thought = [*self._thought.feed(before), *self._thought.close()]
                 self._in_reasoning = False
                 text = text[end.end() if end.group() == THINK_CLOSE else end.start() :]
             if final and self._in_reasoning:
@@ -199,9 +202,16 @@ class CloseranksReasoningDetector(BaseReasoningFormatDetector):  # type: ignore[
 
 
 def _undecided(text: str) -> int:
-    """How many characters at the end might begin what `_END` looks for."""
+    """How many characters at the end might begin what `_END` looks for, or be the newlines before it."""
     at = text.rfind("<", max(0, len(text) - _LONGEST_END))
-    return len(text) - at if at >= 0 and ">" not in text[at:] and "\n" not in text[at:] else 0
+    if at < 0 or ">" in text[at:] or "\n" in text[at:]:
+        at = len(text)
+    return len(text) - at + _framing(text[:at])
+
+
+def _framing(text: str) -> int:
+    """How many newlines at the end belong to the framing of a block that follows: at most two."""
+    return min(2, len(text) - len(text.rstrip("\n")))
 
 
 _BASES: dict[str, type[BaseFormatDetector]] = {
