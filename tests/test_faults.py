@@ -1,8 +1,11 @@
 """Specs are checked when they are given; a fault acts exactly when its spec says."""
 
+from pathlib import Path
+
 import pytest
 
 from closeranks import faults
+from closeranks.cli.main import main
 
 
 @pytest.mark.parametrize(
@@ -40,3 +43,65 @@ def test_raise_names_the_drill() -> None:
 
 def test_nothing_given_nothing_held() -> None:
     assert faults.injector([]) is None
+
+
+def test_a_key_that_the_point_never_says_is_refused() -> None:
+    with pytest.raises(faults.FaultSpecError, match=r"rank\.forward knows engine, role"):
+        faults.parse("rank.forward:raise,egnine=decode")
+
+
+def test_every_point_has_actions_and_keys() -> None:
+    assert faults.KEYS.keys() == faults.POINTS.keys()
+
+
+def test_a_fault_is_spent_once_over_all_epochs_of_its_process(tmp_path: Path) -> None:
+    spec, always = "rank.forward:raise,rank=1,times=2", "rank.digest:wrong,times=0"
+    record = tmp_path / faults.RECORD
+    seen = []
+    for epoch in range(4):
+        injector = faults.Injector([spec, always], record, engine="decode", rank=1, epoch=epoch)
+        seen.append((injector.due("rank.forward") is not None, injector.due("rank.digest") is not None))
+    assert seen == [(True, True), (True, True), (False, True), (False, True)]
+    # another process with the same spec has its own count
+    assert faults.Injector([spec], record, engine="prefill", rank=1).due("rank.forward") is not None
+    entries = faults.read_record(record)
+    assert [e["spec"] for e in entries].count(spec) == 3
+    assert entries[0]["who"] == {"engine": "decode", "rank": "1"}
+
+
+def test_a_torn_record_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    record = tmp_path / faults.RECORD
+    record.write_text('{"spec": "rank.forward:raise", "who": {}}\n[1]\n{"spec": "rank.fo')
+    assert len(faults.read_record(record)) == 1
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "[::1]", "localhost", "ipc:///run/x", "tcp://127.0.0.3:9000"])
+def test_faults_where_nobody_else_can_reach(address: str) -> None:
+    faults.admit(["rank.forward:raise"], [address], allowed=False)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "tcp://10.0.0.5:9000", "example.org", "tcp://*:9000", ""])
+def test_faults_within_reach_of_others_need_a_second_word(address: str) -> None:
+    with pytest.raises(faults.FaultSpecError, match="--allow-faults"):
+        faults.admit(["rank.forward:raise"], ["127.0.0.1", address], allowed=False)
+    faults.admit(["rank.forward:raise"], [address], allowed=True)
+    faults.admit([], [address], allowed=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--fault", "rank.nowhere:raise"], "points: rank.forward"),
+        (["--fault", "rank.forward:raise", "--host", "0.0.0.0"], "--allow-faults"),
+        (
+            ["--fault", "rank.forward:raise", "--disaggregation-mode", "decode", "--control", "tcp://10.0.0.5:9000"],
+            "--allow-faults",
+        ),
+    ],
+)
+def test_serve_refuses_before_it_starts_anything(
+    flags: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--dry-run", "--run-dir", str(tmp_path / "run"), *flags]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -6,16 +6,24 @@ A spec is `POINT:ACTION[,key=value …]`, given to `closeranks serve --fault`; s
     peer.send:drop,message=Grant,times=1                  lose one message between the leaders
     transfer.start:stick,engine=prefill,seconds=30        a transfer that neither ends nor fails
 
-`after=N` acts at the N-th time that the point is reached with the rest matching (default 1), `times=M` at M times in a
-row from there (default 1; 0: always). Any other key must match what the point says of itself (engine, rank, message,
-token …). Nothing here runs unless a spec is given: each part holds `None` in place of an `Injector`.
+`after=N` acts from the N-th time on that a process reaches the point with the rest matching (default 1), `times=M` at
+M arrivals (default 1; 0: always). Any other key must match what the point says of itself (engine, rank, message, …);
+a key that the point never says is an error. Nothing here runs unless a spec is given: each part holds `None` in place
+of an `Injector`.
+
+What acted is written to a *record*, one JSON line each, before it acts. Whoever takes a process's place reads it: a
+fault is spent once, not once in each epoch, and an incident can say that it was a drill.
 """
 
+import ipaddress
+import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
 
 POINTS: dict[str, dict[str, str]] = {
     "rank.forward": {
@@ -41,6 +49,20 @@ POINTS: dict[str, dict[str, str]] = {
     "leader.log": {"full": "the step log's disk is full"},
     "gateway.request": {"kill": "SIGKILL of the gateway"},
 }
+KEYS: dict[str, tuple[str, ...]] = {
+    "rank.forward": ("engine", "role", "epoch", "rank", "n"),
+    "rank.row": ("engine", "role", "epoch", "rank", "token"),
+    "rank.digest": ("engine", "role", "epoch", "rank", "n"),
+    "rank.arrived": ("engine", "role", "epoch", "rank", "room"),
+    "transfer.start": ("engine", "role", "epoch", "rank", "room", "transfer"),
+    "peer.send": ("engine", "role", "epoch", "message"),
+    "leader.step": ("engine", "role", "epoch", "n"),
+    "leader.log": ("engine", "role", "epoch"),
+    "gateway.request": ("rid",),
+}
+"""What a spec may ask of each point."""
+RECORD = "drill.jsonl"
+"""Name of the record in the run folder."""
 _COUNTS = ("after", "times")
 
 
@@ -64,13 +86,14 @@ class Fault:
     times: int = 1
     seconds: float = 3600.0
     reached: int = field(default=0, init=False)
+    acted: int = field(default=0, init=False)
 
     def due(self, facts: dict[str, object]) -> bool:
         """Count one arrival at the point; whether the fault acts now."""
         if any(str(facts.get(key)) != value for key, value in self.match.items()):
             return False
         self.reached += 1
-        return self.reached >= self.after and (self.times == 0 or self.reached < self.after + self.times)
+        return self.reached >= self.after and (self.times == 0 or self.acted < self.times)
 
 
 def parse(spec: str) -> Fault:
@@ -94,25 +117,44 @@ def parse(spec: str) -> Fault:
                 setattr(fault, key, number)
             elif key == "seconds":
                 fault.seconds = float(value)
-            else:
+            elif key in KEYS[point]:
                 fault.match[key] = value
+            else:
+                raise ValueError(f"{point} knows {', '.join((*KEYS[point], *_COUNTS, 'seconds'))}")
         except ValueError as error:
             raise FaultSpecError(f"{spec!r}: {pair!r}: {error}") from error
     return fault
 
 
 class Injector:
-    """The faults of one process. `facts` are what is true of the whole process (engine, rank)."""
+    """The faults of one process. `facts` are what is true of the whole process (engine, rank).
 
-    def __init__(self, specs: Sequence[str], **facts: object) -> None:
+    `record`: file that outlives the process; what it says to have acted in a process with the same facts (but for the
+    epoch) is spent.
+    """
+
+    def __init__(self, specs: Sequence[str], record: Path | None = None, **facts: object) -> None:
         self._faults = [parse(spec) for spec in specs]
         self._facts = facts
+        self._record = record
+        self._who = {key: str(value) for key, value in facts.items() if key != "epoch"}
+        past = [entry["spec"] for entry in read_record(record) if entry.get("who") == self._who] if record else []
+        for fault in self._faults:
+            fault.acted = past.count(fault.spec)
 
     def due(self, point: str, **facts: object) -> Fault | None:
         """The first fault that acts at this arrival at `point`, if any; every matching one counts the arrival."""
         known = self._facts | facts
         acting = [fault for fault in self._faults if fault.point == point and fault.due(known)]
-        return acting[0] if acting else None
+        if not acting:
+            return None
+        fault = acting[0]
+        if self._record is not None and (fault.times or not fault.acted):
+            entry = {"time": time.time(), "spec": fault.spec, "who": self._who, "pid": os.getpid()}
+            with self._record.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+        fault.acted += 1
+        return fault
 
     def act(self, point: str, **facts: object) -> Fault | None:
         """`due`, carrying out what needs nothing of the caller: raise, kill, stop, loop. Else the fault is returned."""
@@ -132,6 +174,50 @@ class Injector:
         return fault
 
 
-def injector(specs: Sequence[str], **facts: object) -> Injector | None:
+def injector(specs: Sequence[str], record: Path | None = None, **facts: object) -> Injector | None:
     """None without specs, so that a part pays one `is None` for it. Raises FaultSpecError."""
-    return Injector(specs, **facts) if specs else None
+    return Injector(specs, record, **facts) if specs else None
+
+
+def read_record(path: Path) -> list[dict[str, object]]:
+    """What acted so far, oldest first. A line cut by the end of its writer is left out."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and "spec" in entry:
+            found.append(entry)
+    return found
+
+
+def admit(specs: Sequence[str], addresses: Iterable[str], allowed: bool) -> None:
+    """Check specs before anything starts.
+
+    `addresses` are hosts and endpoints that the service binds; faults behind one that other hosts can reach need
+    `allowed`, a second word of the operator. Raises FaultSpecError.
+    """
+    for spec in specs:
+        parse(spec)
+    if not specs or allowed:
+        return
+    for address in addresses:
+        if not _stays_here(address):
+            raise FaultSpecError(f"--fault on {address}, which other hosts can reach, needs --allow-faults as well")
+
+
+def _stays_here(address: str) -> bool:
+    if address.startswith("ipc://"):
+        return True
+    host = urlsplit(address).hostname or "" if "://" in address else address.strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name may resolve to anything

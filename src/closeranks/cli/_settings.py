@@ -73,7 +73,7 @@ def add_flags(parser: argparse.ArgumentParser, known: Iterable[Option]) -> None:
         elif option.type is bool:
             parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)
         elif _is_list(option.type):
-            parser.add_argument(option.flag, nargs="+", **common)
+            parser.add_argument(option.flag, nargs="+", action="extend", **common)
         else:
             parser.add_argument(option.flag, **common)
 

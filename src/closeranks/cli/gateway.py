@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from closeranks import faults
 from closeranks.cli import _settings
-from closeranks.cli.serve import convert, default_run_dir, locked
+from closeranks.cli.serve import ALLOW_FAULTS_HELP, convert, default_run_dir, locked
 from closeranks.engine.rank.settings import Settings as RankSettings
 from closeranks.gateway.settings import Settings as GatewaySettings
 
@@ -17,6 +18,7 @@ HELP = "answer OpenAI clients for engines that run elsewhere (--prefill … --de
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", type=Path, help="folder of the gateway's files (default: a state folder)")
+    parser.add_argument("--allow-faults", action="store_true", help=ALLOW_FAULTS_HELP)
     _settings.add_flags(parser, _known())
 
 
@@ -29,12 +31,14 @@ def _known() -> list[_settings.Option]:
 def run(args: argparse.Namespace) -> int:
     try:
         values = _settings.gather(args, _known())
+        endpoints = [e for name in ("prefill", "decode", "both") for e in values.get(name, [])]
+        faults.admit(values.get("fault", []), [values.get("host", "127.0.0.1"), *endpoints], args.allow_faults)
         folder = (args.run_dir or default_run_dir(values.get("port", 8000), "gateway")).absolute()
         with locked(folder):
             path = _write(values, folder)
             # the lock's file stays open over the exec, so that the gateway holds the folder
             os.execv(sys.executable, [sys.executable, "-m", "closeranks.gateway", str(path)])
-    except _settings.SettingsError as error:
+    except (_settings.SettingsError, faults.FaultSpecError) as error:
         print(f"closeranks gateway: {error}", file=sys.stderr)
         return 2
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from closeranks import faults
 from closeranks.cli import _settings
 from closeranks.engine.leader.settings import Settings as LeaderSettings
 from closeranks.engine.rank.settings import Settings as RankSettings
@@ -33,6 +34,7 @@ INTERNAL = frozenset(
     | {"model_dir", "prefill", "decode", "both", "endpoint", "log_dir", "salt_file", "drain_s"}
 )
 SOCKET_PATH_LIMIT = 107
+ALLOW_FAULTS_HELP = "let --fault work also where another host can reach the service"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run-dir", type=Path, help="folder of sockets, logs, step logs and incidents (default: a state folder)"
     )
     parser.add_argument("--drain-s", type=float, default=DRAIN_S, help="patience with open streams at SIGTERM, seconds")
+    parser.add_argument("--allow-faults", action="store_true", help=ALLOW_FAULTS_HELP)
     parser.add_argument("--dry-run", action="store_true", help="print the processes and settings, start nothing")
     _settings.add_flags(parser, _known())
 
@@ -67,8 +70,10 @@ def _known() -> list[_settings.Option]:
 def run(args: argparse.Namespace) -> int:
     try:
         values = _settings.gather(args, _known())
+        addresses = [values.get("host", "127.0.0.1"), *([args.control] if args.control else [])]
+        faults.admit(values.get("fault", []), addresses, args.allow_faults)
         return _serve(args, values)
-    except _settings.SettingsError as error:
+    except (_settings.SettingsError, faults.FaultSpecError) as error:
         print(f"closeranks serve: {error}", file=sys.stderr)
         return 2
 
@@ -93,6 +98,9 @@ def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
     logging.basicConfig(level=logging.INFO)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with locked(folder):
+        (folder / faults.RECORD).unlink(missing_ok=True)  # each service begins its drills anew
+        if values.get("fault"):
+            structlog.get_logger().warning("drill: faults will be injected", faults=values["fault"])
         if not alone:
             values["model_dir"] = convert(values)
         engines = [

@@ -5,10 +5,12 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import structlog
 import zmq
 
+from closeranks.faults import RECORD, injector
 from closeranks.gateway import engines, health, model
 from closeranks.gateway.choice import Choice
 from closeranks.gateway.decoded import DecodedChoice
@@ -38,6 +40,7 @@ class Gateway:
         self.requests = Requests(self.router, engine_wait_s=settings.engine_wait_s)
         self.metrics = Metrics(self.router, self.requests, self.clock)
         self.replies: dict[str, Reply] = {}
+        self.faults = injector(settings.fault, Path(settings.run_dir) / RECORD)
         self.draining = False
         self.model: model.Model | None = None
         self.model_error = "the model is not loaded yet"
@@ -142,6 +145,8 @@ class Gateway:
         )
         self.requests.start(request, now)
         self._flush()
+        if self.faults is not None:
+            self.faults.act("gateway.request", rid=request.rid)
 
     def close(self, reply: Reply, endpoint: str, status: int) -> None:
         """The HTTP side is over: whatever is still open of the reply is aborted on both sides."""

@@ -84,6 +84,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """How log lines are written to stderr."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity that is logged."""
+    fault: list[str] = []
+    """Faults to inject, for drills: `POINT:ACTION[,key=value]` (see `closeranks.faults`)."""
 
     def __post_init__(self) -> None:
         if bool(self.prefill) != bool(self.decode):

@@ -19,7 +19,7 @@ import zmq
 import zmq.auth
 import zmq.auth.thread
 
-from ...faults import injector
+from ...faults import RECORD, injector
 from ...protocol import (
     Output,
     PeerMessage,
@@ -64,7 +64,8 @@ class Shell:
         self.folder = Path(settings.run_dir) / settings.engine / str(settings.epoch)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log = structlog.get_logger().bind(engine=settings.engine)
-        self.faults = injector(settings.fault, engine=settings.engine)
+        record = Path(settings.run_dir) / RECORD
+        self.faults = injector(settings.fault, record, engine=settings.engine, role=settings.role, epoch=settings.epoch)
         self.leader = Leader(settings.config())
         self.writer: Writer | None = None
         if settings.log_dir != "-":

@@ -5,12 +5,13 @@ Exit codes: 0 stopped as wanted; 70 a fault, which was said to the leader; anyth
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
 
-from closeranks.faults import injector
+from closeranks.faults import RECORD, injector
 from closeranks.protocol import VERSION, Fingerprint, Joined
 
 from . import process
@@ -51,7 +52,14 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
     from .weights import load
 
     log = structlog.get_logger().bind(engine=settings.engine, rank=settings.rank, epoch=settings.epoch)
-    faults = injector(settings.fault, engine=settings.engine, rank=settings.rank, role=settings.role)
+    faults = injector(
+        settings.fault,
+        Path(settings.run_dir) / RECORD,
+        engine=settings.engine,
+        role=settings.role,
+        epoch=settings.epoch,
+        rank=settings.rank,
+    )
     loaded = load(settings)
     layout = loaded.model.pages
     num_pages = settings.num_pages or layout.pages_in(settings.kv_memory, settings.page_size)
