@@ -17,6 +17,7 @@ class Calls:
         self.out: list[Event] = []  # of the current feed; the decoder replaces it
         self.live = False
         self.streaming = False  # a string value of a live call is being sent
+        self.direct: JsonStream | None = None  # a JSON value of a live call, all of whose output is sent as it is
         self.reason = ""  # why the current invoke is muted
         self.index = 0  # of the current or next call
         self.committed = 0
@@ -40,7 +41,7 @@ class Calls:
         self._started = self._unwrapped = False
         self._keys = set()
         self._skipped = ""
-        self.value = self.envelope = self._unwrap = None
+        self.value = self.envelope = self.direct = self._unwrap = None
         self.bare, self._in_body = True, False
         self.reason = refused or self._refusal(name)
         self.live = not self.reason
@@ -55,7 +56,7 @@ class Calls:
     def mute(self, reason: str, text: str) -> None:
         """An invoke that cannot be read, with the tag that showed it."""
         self.live, self.reason, self.bare = False, reason, False
-        self.value = self.envelope = None
+        self.value = self.envelope = self.direct = None
         self.discard(text)
 
     def discard(self, text: str) -> None:
@@ -67,7 +68,7 @@ class Calls:
         """A parameter opens; `string` None: its tag does not say. Returns whether its value is a string."""
         self.bare = self._in_body = False
         self._skipped = ""
-        self.value = None
+        self.value = self.direct = None
         if not self.live:
             self.discard(tag)
             return True
@@ -102,6 +103,7 @@ class Calls:
             self._unwrap = [prefix]
         else:
             self._send(prefix)
+            self.direct = self.value
         return False
 
     def text(self, text: str) -> None:
@@ -137,6 +139,7 @@ class Calls:
     def end_json(self) -> bool:
         """A JSON value ends. False: the call was dropped for it."""
         value, self.value = self.value, None
+        self.direct = None
         if not self.live or value is None:
             return self.live
         self.value = value
@@ -159,6 +162,7 @@ class Calls:
     def end_body(self) -> None:
         """The body ends: commit, or drop what is no object."""
         value, self.value = self.value, None
+        self.direct = None
         if not self.live or value is None:
             return
         read = value.unread
@@ -221,7 +225,7 @@ class Calls:
             self.committed += 1
         self.live = self.streaming = False
         self.reason = ""
-        self.value = self.envelope = None
+        self.value = self.envelope = self.direct = None
 
     def abort(self, reason: str, text: str) -> None:
         """The call is dropped; what follows of it is muted, beginning with `text`."""
@@ -236,7 +240,7 @@ class Calls:
             for reader in (self.value, self.envelope):
                 if reader is not None:
                     self.discard(reader.unread)
-        self.value = self.envelope = None
+        self.value = self.envelope = self.direct = None
         self._unwrap = None
         self.bare = False
         self.discard(text)
@@ -244,7 +248,7 @@ class Calls:
     def forget(self) -> None:
         """The opener was a mention; nothing was sent."""
         self.live, self.reason = False, ""
-        self.value = self.envelope = None
+        self.value = self.envelope = self.direct = None
 
     @property
     def held(self) -> int:

@@ -40,6 +40,8 @@ class Core:
         self._guard = {State.REASONING: "", State.CONTENT: ""}  # end of sent text that begins a marker
         self._overflow = False  # text was released that a chain of begun markers would have held
         self._before = ""  # prose before the marker at hand, held
+        self._chain_cut = False  # ... and what leads up to it was longer than is held
+        self._tail = ""  # by token ids: the end of sent prose
         self._joint = ""  # by token ids: prose before a deleted marker that may join with the prose after it
         # blocks
         self._prose_state = state  # to return to

@@ -6,7 +6,7 @@ from typing import Any
 
 from closeranks.codec.core import PROSE, VALUES
 from closeranks.codec.dialects import Dialect, dialect_of
-from closeranks.codec.events import Content, Event, Reasoning, ToolCallArguments
+from closeranks.codec.events import Content, Discarded, Event, Reasoning, ToolCallArguments
 from closeranks.codec.intake import Bytes, Tokens, clean, token_id
 from closeranks.codec.lexicon import lexicon_of
 from closeranks.codec.machine import State
@@ -169,7 +169,14 @@ class Decoder(Values):
         elif state is State.CONTENT or state is State.REASONING:
             if self._suspect(data) is None and not self._guard[state] and not self._joint:
                 self._quoting[state].plain(data)
+                self._tail = ""
                 return [Content(data) if state is State.CONTENT else Reasoning(data)]
+        elif state is State.JSON and (value := self._calls.direct) is not None and self._value_suspect(data) is None:
+            sent = value.feed(data)
+            out: list[Event] = [ToolCallArguments(self._calls.index, sent)] if sent else []
+            if value.rejected:
+                out.append(Discarded(value.rejected, "malformed_json", "value"))
+            return out
         elif state in VALUES and self._value_suspect(data) is None:
             self._out = self._calls.out = []
             self._value(data)

@@ -20,6 +20,7 @@ from json.encoder import encode_basestring
 MAX_DEPTH = 128  # deeper nesting breaks the value: most JSON readers recurse
 MAX_SCALAR = 1024  # longest held number, word or key; many readers refuse integers of more than 4300 digits
 
+_SPACES = frozenset(" \t\n\r")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _LONE_WORD = re.compile(r"[ \t\n\r]*[A-Za-z0-9+\-.]*[ \t\n\r]*")
@@ -187,15 +188,18 @@ class JsonStream:
                 if at < 0:
                     return "".join(out)
             else:
-                space = _SPACE.match(text, at)
-                stop = space.end() if space else at
-                if self._expect == "next":
-                    out.append(text[at:stop])
-                elif self._expect != "done":
-                    if len(self._pending) > 2 * MAX_SCALAR:  # white space without end
-                        return "".join(out) + self._fail(text[at:])
-                    self._pending += text[at:stop]
-                at = stop
+                stop = at
+                if text[at : at + 1] in _SPACES:
+                    space = _SPACE.match(text, at)
+                    stop = space.end() if space else at
+                if stop > at:
+                    if self._expect == "next":
+                        out.append(text[at:stop])
+                    elif self._expect != "done":
+                        if len(self._pending) > 2 * MAX_SCALAR:  # white space without end
+                            return "".join(out) + self._fail(text[at:])
+                        self._pending += text[at:stop]
+                    at = stop
                 if at == end:
                     break
                 at = self._token(text, at, final, out)

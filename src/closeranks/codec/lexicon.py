@@ -65,7 +65,8 @@ _TOOL_NAME = re.compile(r"[^\s<>\"'｜\ud800-\udfff][^<>\"'\n｜\ud800-\udfff]*"
 _NAME = re.compile(r" ?([A-Za-z_]*)")
 # a whole parameter opener in one go, for names that hold quotes or angle brackets
 _PARAMETER = re.compile(
-    r'[ \t]+name="((?:(?!"[ \t]+string="|DSML)[^\n]){0,256})"[ \t]+string="(true|false)"[ \t]*>', re.IGNORECASE
+    r'[ \t]+name="((?:(?!"[ \t]+string=")[^\n｜\ud800-\udfff]){0,256})"[ \t]+string="(true|false)"[ \t]*>',
+    re.IGNORECASE,
 )
 _TAG_BODY = re.compile(r"(?:[^\"<>\n｜\ud800-\udfff]|\"[^\"\n｜\ud800-\udfff]*\")*+")
 _OPEN_QUOTE = re.compile(r"\"[^\"\n｜\ud800-\udfff]*+")
@@ -92,6 +93,9 @@ def _partial_literals(literals: list[str]) -> str:
 
 def _letters(literal: str) -> list[str]:
     return [re.escape(char) for char in literal]
+
+
+_BRACKET = "(?:</? ?)?"  # before a sentinel, which is markup without it, too
 
 
 class Family:
@@ -150,14 +154,15 @@ class Lexicon:
             name: re.compile("|".join([*begun, *real.begun, *(family.begun if name != "real" else [])]))
             for name, family in families.items()
         }
+        # in a value only tags are markup, and a tag begins with an angle bracket (or is one added token)
+        tag = real.head.replace(_BRACKET, "</? ?")
+        tag_begun = [pattern.replace(_BRACKET, "</? ?") for pattern in real.begun]
         self.value_head = {
-            name: re.compile(
-                "|".join([f"(?P<real>{real.head})", *([f"(?P<{name}>{f.head})"] if name != "real" else [])])
-            )
-            for name, f in families.items()
+            name: re.compile(f"(?P<real>{tag})" + (f"|(?P<{name}>{family.head})" if name != "real" else ""))
+            for name, family in families.items()
         }
         self.value_begun = {
-            name: re.compile("|".join([*real.begun, *(family.begun if name != "real" else [])]))
+            name: re.compile("|".join([*tag_begun, *(family.begun if name != "real" else [])]))
             for name, family in families.items()
         }
         loose = [family for name, family in families.items() if name != "real"]
@@ -197,8 +202,8 @@ class Lexicon:
             once = [*_letters(word), f"{bar}{{1,4}}"]
             atoms = [f"{bar}{{1,4}}", *once]
             again = _partial(once + once)
-            return Family(f"(?:</? ?)?{run}", [f"(?:</? ?)?{_partial([*atoms, again])}", _partial(["<", "/?", " ?"])])
-        return Family(f"(?:</? ?)?{run}", [f"(?:</? ?)?{_partial(atoms)}", _partial(["<", "/?", " ?"])])
+            return Family(f"{_BRACKET}{run}", [f"{_BRACKET}{_partial([*atoms, again])}", _partial(["<", "/?", " ?"])])
+        return Family(f"{_BRACKET}{run}", [f"{_BRACKET}{_partial(atoms)}", _partial(["<", "/?", " ?"])])
 
     def _tags(self, names: tuple[str, ...]) -> Family:
         """Tags without sentinel; the head ends before the name."""
@@ -239,15 +244,15 @@ class Lexicon:
         name, name_end = (named.group(1), named.end()) if named else ("", head_end)
         if name_end == size and not final and name_end < head_end + _UNKNOWN_LIMIT:
             return None
-        if name == self.dialect.parameter and not closing and name:
-            whole = _PARAMETER.match(buffer, name_end, head_end + TAG_LIMIT)
-            if whole:
-                return Marker(Kind.PARAM_OPEN, start, whole.end(), whole.group(1), whole.group(2).lower() == "true")
         known = name == self.dialect.invoke or (name and name == self.dialect.parameter) or name in self._wrappers
         bound = head_end + (TAG_LIMIT if known else _UNKNOWN_LIMIT)
         limit = min(size, bound)
         body = _TAG_BODY.match(buffer, name_end, limit)
         stop = body.end() if body else name_end
+        if name and name == self.dialect.parameter and not closing:
+            whole = _PARAMETER.match(buffer, name_end, limit)
+            if whole and (whole.end() <= stop + 1 or buffer[stop : stop + 1] == '"'):
+                return Marker(Kind.PARAM_OPEN, start, whole.end(), whole.group(1), whole.group(2).lower() == "true")
         if stop < limit and buffer[stop] == '"':
             quote = _OPEN_QUOTE.match(buffer, stop, limit)
             stop = quote.end() if quote else stop

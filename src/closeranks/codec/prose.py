@@ -33,11 +33,12 @@ class Prose(Core):
             return self._end_of_prose(final)
         start = found.start()
         if self._joint:
-            at = self._join(at, start)
+            self._at = at = self._join(at, start)
         hold = self._hold_from(at, start)
         if hold > at:
             self._say(buffer[at:hold])
             self._at = hold
+        self._chain_cut = hold <= start - CHAIN_LIMIT
         if not final and self._lexicon.may_grow(buffer, found):
             return False
         group = found.lastgroup or ""
@@ -113,7 +114,7 @@ class Prose(Core):
                 hold -= 1
             if hold < start and self._buffer[hold] == "\n":
                 hold = self._chain_from(max(at, limit), hold)
-        if hold <= limit:
+        if hold <= limit and not self._lexicon.identity:
             self._overflow = True
         return hold
 
@@ -156,6 +157,8 @@ class Prose(Core):
 
     def _put(self, channel: State, text: str) -> None:
         if text:
+            if self._lexicon.identity:
+                self._tail = (self._tail + text)[-HEAD_LIMIT:]
             self._quoting[channel].update(text)
             self._out.append(Reasoning(text) if channel is State.REASONING else Content(text))
 
@@ -204,6 +207,9 @@ class Prose(Core):
         if self._lexicon.identity and before.strip("\n"):
             self._joint = before.lstrip("\n")
             self._say(before[: len(before) - len(self._joint)])
+            if self._chain_cut:
+                found = self._spelling.strict_begun.search(self._tail)
+                self._guard[self._channel] = self._tail[found.start() :] if found else ""
         elif before:
             self._buffer = before + self._buffer[self._at :]
             self._at = 0
