@@ -31,6 +31,10 @@ CONTROL = {
 """Function that must be on the main thread's stack -> which ranks; `others` are those not named before it."""
 
 
+UNDECIDED = {"gil_held", "frontend_frozen", "long_step", "startup", "paused"}
+"""Specimens of which a diagnosis does not yet have to name the class. It may not name another one as shown."""
+
+
 def main_thread(folder: Path, label: str, number: int) -> list[str]:
     """Function names of the MainThread in one dump, innermost first, without the class that 0.4.3 puts in front."""
     names: list[str] = []
@@ -139,6 +143,18 @@ def differing_sizes(folder: Path) -> bool:
     return any(ops[0][key] != ops[1][key] for key in ops[0].keys() & ops[1].keys())
 
 
+def check_diagnosis(running: Running, folder: Path) -> None:
+    """What `closeranks diagnose` says of the capture: the declared class, but for those it is still to learn."""
+    command = [sys.executable, "-m", "closeranks.cli.main", "diagnose", "--json", str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    main = json.loads(ran.stdout)["findings"][0]
+    spec = running.specimen
+    if spec.name in UNDECIDED:
+        assert main["class"] in {spec.verdict_class, *spec.also} or main["certainty"] != "shown", main["summary"]
+    else:
+        assert main["class"] in {spec.verdict_class, *spec.also}, main["summary"]
+
+
 def group_members(pgid: int) -> list[str]:
     listed = subprocess.run(["ps", "-o", "pid,stat,args", "-g", str(pgid)], capture_output=True, text=True, check=False)
     return [
@@ -155,6 +171,7 @@ def test_shows_its_picture_and_ends_clean(name: str, tmp_path: Path) -> None:
         assert onset > 0
         check_picture(running, folder)
         check_numbers(running, folder)
+        check_diagnosis(running, folder)
     assert not group_members(group)
 
 
