@@ -221,8 +221,8 @@ class Process(Fact, frozen=True, kw_only=True):
     state: str
     cpu: float | None = None
     title: str = ""
-    switches: float | None = None  # context switches since the previous reading
-    cpu_seconds: float | None = None  # CPU used since the previous reading
+    switches_total: float | None = None  # context switches so far
+    switches: float | None = None  # context switches between two readings; filled in by the scene
 
     def says(self) -> str:
         name = self.who.label if self.who else self.title or "process"

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from closeranks.diagnose import names
 from closeranks.diagnose.facts import (
     Collective,
@@ -27,6 +29,7 @@ from closeranks.diagnose.facts import (
 )
 from closeranks.diagnose.stacks import Position, position
 
+DISTURBED = 20  # context switches that dumps alone can cause in a process that stands still
 MANY = 4  # requests that do not all end within one interval of the log
 F = TypeVar("F", bound=Fact)
 _LOOPS = ("scheduler", "worker")
@@ -56,8 +59,7 @@ class RankView:
         """Whether two dumps differ in their frames' names; None with one dump."""
         if len(self.stacks) < 2:
             return None
-        shapes = {tuple(f.name for f in s.main.frames) if s.main else () for s in self.stacks}
-        return len(shapes) > 1
+        return len({_shape(s) for s in self.stacks}) > 1
 
 
 @dataclass
@@ -149,8 +151,16 @@ class Scene:
 
     @cached_property
     def processes(self) -> list[Process]:
-        """ps and /proc rows."""
-        return self.of(Process)
+        """ps and /proc rows. Of a process that was read twice, the last reading tells the switches in between."""
+        first: dict[int, float] = {}
+        out: list[Process] = []
+        for p in self.of(Process):
+            if p.switches_total is not None:
+                if p.pid in first:
+                    p = replace(p, switches=abs(p.switches_total - first[p.pid]))
+                first.setdefault(p.pid, p.switches_total or 0.0)
+            out.append(p)
+        return out
 
     @cached_property
     def failed_dumps(self) -> list[StackFailed]:
@@ -308,7 +318,7 @@ class Scene:
             p for p in self.processes if p.switches is not None and p.who and p.who.kind in ("scheduler", "worker")
         ]
         if loops and not any(p.switches for p in loops):
-            out += loops
+            out += loops[:3]
         out += [e for e in self.events("load") if (e.num("age") or 0) >= 30]
         quiet = self.silence()
         if quiet and (quiet[0].num("running") or 0) >= MANY:
@@ -327,7 +337,7 @@ class Scene:
         """Signs that every engine's loop turns: counters of tokens or stages that grow, context switches."""
         if self.frozen_counters:
             return []
-        switches = [p for p in self.processes if p.switches and p.who and p.who.kind in _LOOPS]
+        switches = [p for p in self.processes if (p.switches or 0) > DISTURBED and p.who and p.who.kind in _LOOPS]
         dumped = max((s.time for s in self.stacks if s.time is not None), default=None)
         after = self.gen_after(dumped + 5) if dumped is not None else []
         return [*self.moving_counters, *switches, *after[:2]]
@@ -382,14 +392,14 @@ class Scene:
         return (running if running is not None else -1.0, waiting if waiting is not None else -1.0)
 
     def _gauge(self, pattern: str) -> float | None:
-        found = [m for m in self.of(Metric) if re.search(pattern, m.name)]
-        if not found:
-            return None
-        last = max(m.scrape for m in found)
-        return max(m.value for m in found if m.scrape == last)
+        last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        for m in self.of(Metric):
+            if re.search(pattern, m.name):
+                last[m.name, tuple(sorted(m.labels.items()))] = m.value
+        return max(last.values(), default=None)
 
     def gauge(self, pattern: str) -> float | None:
-        """The largest value of a gauge in the last scrape."""
+        """The largest value of a gauge over its series, each by its last scrape."""
         return self._gauge(pattern)
 
     @cached_property
@@ -419,6 +429,13 @@ class Scene:
             return None
         limit = gpu.power_limit or (700.0 if gpu.power > 60 else 140.0 if gpu.power < 45 else 300.0)
         return gpu.power < 0.45 * limit or (gpu.mem_util is not None and gpu.mem_util <= 1)
+
+
+def _shape(s: Stack) -> tuple[str, ...]:
+    """Names of the main thread's Python frames: a dump with native frames and one without show the same place."""
+    frames = s.main.frames if s.main else ()
+    python = tuple(f.name for f in frames if f.file.endswith(".py"))
+    return python or tuple(f.name for f in frames)
 
 
 def _computes(s: Stack) -> bool:

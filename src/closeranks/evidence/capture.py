@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sysconfig
 from pathlib import Path
 
@@ -22,8 +23,11 @@ def py_spy() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-async def stacks(pid: int, timeout_s: float = 3.0) -> str:
-    """`py-spy dump` of a process as text; a stopped process is read with --nonblocking. Never raises, says why not."""
+async def stacks(pid: int, timeout_s: float = 2.5) -> str:
+    """`py-spy dump` of a process as text; a stopped process is read with --nonblocking. Never raises, says why not.
+
+    At most two attempts of `timeout_s` seconds.
+    """
     program = py_spy()
     if program is None:
         return "no stacks: py-spy is not installed\n"
@@ -45,6 +49,23 @@ async def stacks(pid: int, timeout_s: float = 3.0) -> str:
             return out.decode(errors="replace")
         said.append(f"py-spy {' '.join(extra)} exited {process.returncode}: {err.decode(errors='replace').strip()}")
     return "no stacks: " + "; ".join(said or ["the process is a zombie or gone"]) + "\n"
+
+
+def ask_for_stacks(pid: int) -> bool:
+    """Send SIGUSR1 to a process that has a handler for it (faulthandler writes its stacks); whether it was sent."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:") and int(line.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1:
+                os.kill(pid, signal.SIGUSR1)
+                return True
+    except (OSError, ValueError):  # it went meanwhile
+        return False
+    return False
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal stopped the process (a debugger's stop does not count)."""
+    return _state(pid) == "T"
 
 
 def _state(pid: int) -> str:

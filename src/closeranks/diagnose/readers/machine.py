@@ -126,7 +126,7 @@ class Ps:
 
 
 class Proc:
-    """`/proc/<pid>/status` and lines like `pid 31 voluntary_ctxt_switches 0` of two readings."""
+    """`/proc/<pid>/status`."""
 
     NAME = "proc"
     ABOUT = "/proc/<pid>/status: state and context switches; two readings of one pid make a change"
@@ -135,7 +135,6 @@ class Proc:
     def __init__(self) -> None:
         self.open = False
         self.now: dict[str, str] = {}
-        self.before: dict[int, float] = {}
         self.at: Line | None = None
 
     def line(self, line: Line) -> Iterable[Fact]:
@@ -152,11 +151,9 @@ class Proc:
         if m[1] == "nonvoluntary_ctxt_switches" and self.now.get("Pid", "").isdigit():
             pid = int(self.now["Pid"][:12])
             count = float(_number(self.now.get("voluntary_ctxt_switches", "0")) or 0) + float(_number(m[2]) or 0)
-            changed = count - self.before[pid] if pid in self.before else None
-            self.before[pid] = count
             who = names.from_title(self.now.get("Name", ""))
             state = self.now.get("State", "?")[:1]
-            yield Process(src=(self.at or line).src, who=who, pid=pid, state=state, switches=changed)
+            yield Process(src=(self.at or line).src, who=who, pid=pid, state=state, switches_total=count)
             self.now = {}
 
     def end(self) -> Iterable[Fact]:

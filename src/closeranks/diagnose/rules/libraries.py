@@ -56,10 +56,55 @@ def gil_deadlock(scene: Scene) -> Finding | None:
                 next_checks=["py-spy dump --native twice, 5 s apart: the same frames on all threads confirm it"],
                 workaround="start the profiler without stacks (with_stack=0)" if "rofil" in inner else "",
             )
-    stuck = scene.events("watchdog_stuck")
-    if stuck and not scene.engines:
+    return _holder_in_native_call(scene)
+
+
+# take_gil is often inlined: its timed wait then stands right under the C function that wants the GIL back.
+_WANTS_GIL = re.compile(
+    r"^(take_gil|PyEval_\w+|PyGILState_Ensure|_?Py_X?DECREF|_ctypes_callproc|_call_function_pointer|_PyEval_\w+)$"
+)
+
+
+def _holder_in_native_call(scene: Scene) -> Finding | None:
+    """A thread that wants the GIL for good, none that runs, and a main thread inside a native call: it holds the GIL."""
+    if not scene.stalls:
         return None
+    for s in scene.stacks:
+        main = s.main
+        if main is None or not main.frames or main.frames[0].file.endswith(".py") or any(t.gil for t in s.threads):
+            continue
+        native = [f.name for f in main.frames[:12] if not f.file.endswith(".py") and not f.name.startswith("0x")]
+        if not native or any(
+            n.startswith("PyThread_acquire_lock") or (_WANTS_GIL.match(n) and n == "take_gil") for n in native
+        ):
+            continue
+        entered = [
+            n
+            for n in native
+            if n in ("ffi_call", "PyCFuncPtr_call", "_ctypes_callproc") or "pybind11" in n or "cfunction" in n
+        ]
+        waiters = [t for t in s.threads if not t.main and _wants_gil([f.name for f in t.frames[:6]])]
+        if waiters and entered:
+            python = next((f for f in main.frames if f.file.endswith(".py")), None)
+            return finding(
+                "GIL_DEADLOCK",
+                LIKELY,
+                f"The main thread is blocked in a native call that has not released the GIL{f' ({python})' if python else ''}; {len(waiters)} other threads wait for the GIL.",
+                [s, *scene.stalls[:2]],
+                ranks={s.who.label if s.who else f"pid {s.pid}": str(python or main.frames[0])},
+                mechanism="the call waits for something that only a thread without the GIL could do",
+                shown=["no thread of the process runs, and some want the GIL"],
+                next_checks=[
+                    "the same native frames in a second dump",
+                    "does the called library release the GIL (ctypes.PyDLL does not)?",
+                ],
+            )
     return None
+
+
+def _wants_gil(names: list[str]) -> bool:
+    named = [n for n in names if not n.startswith("0x")]
+    return len(named) > 1 and named[0] in ("pthread_cond_timedwait", "take_gil") and bool(_WANTS_GIL.match(named[1]))
 
 
 def _blocked_native(name: str) -> bool:

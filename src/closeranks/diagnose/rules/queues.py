@@ -188,13 +188,15 @@ def frontend_blocked(scene: Scene) -> Finding | None:
             next_checks=["does the bar move?"],
             workaround="a backend that compiles lazily (xgrammar); a simpler schema",
         )
-    for kind in ("api", "detokenizer", "dp_controller", "router"):
+    for kind in ("api", "launcher", "detokenizer", "dp_controller", "router"):
         for s in scene.processes_by_kind.get(kind, ()):
             at = position(s.main)
             if at.kind not in ("host_work", "running", "blocking_io", "compile") or (
                 at.kind == "running" and not at.active
             ):
                 continue
+            if kind == "launcher" and not {"run_forever", "_run_once", "run_until_complete"} & set(at.path):
+                continue  # a launcher that serves no requests
             t = min((e.time for e in scene.events("health_failed", "probe_failed") if e.time is not None), default=None)
             progress = scene.gen_after(None)
             if at.kind == "running" and not progress:
