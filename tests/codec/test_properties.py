@@ -19,7 +19,7 @@ from damage import damaged, turn
 from properties import check, run, settings_of
 
 SEEDS = st.integers(min_value=0, max_value=2**63)
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @QUICK
@@ -46,7 +46,7 @@ def test_any_text(text: str, seed: int) -> None:
     check(text, rng, **settings_of(rng))
 
 
-@settings(QUICK, max_examples=300)
+@settings(QUICK, max_examples=200)
 @given(SEEDS, st.sampled_from(sorted(DIALECTS)))
 def test_well_formed_turns_are_read_back(seed: int, dialect: str) -> None:
     """What was written is what is read, nothing discarded, and arguments are the reference decoder's text."""
@@ -176,8 +176,8 @@ def test_memory_is_bounded(shape: str) -> None:
 
     tracemalloc.start()
     try:
-        first = feed(500)
-        second = feed(2500)
+        first = feed(250)
+        second = feed(1500)
     finally:
         tracemalloc.stop()
     limit = 400_000 if shape == "parameters" else 40_000
@@ -208,7 +208,7 @@ def test_work_is_linear(shape: str) -> None:
         return counted
 
     for whole in (True, False):
-        small, large = steps(600, whole), steps(6000, whole)
+        small, large = steps(300, whole), steps(3000, whole)
         assert large < 13 * small + 4000, (small, large)
 
 
