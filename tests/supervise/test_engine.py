@@ -1,6 +1,7 @@
 """Supervision with real processes: whole replacement at any end, evidence before it, no process left, storms stop."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from closeranks.faults import RECORD
 from closeranks.supervise import engine as engine_module
 from closeranks.supervise.engine import Engine, Epoch, Program, State
 
@@ -140,5 +142,160 @@ def test_epochs_go_on_after_a_new_supervisor(tmp_path: Path, program: str) -> No
 
             await drive(engine, seen, steps)
             assert engine.epoch.number == expected
+
+    asyncio.run(main())
+
+
+def test_a_stopped_rank_is_noticed_and_one_that_goes_on_is_not(
+    tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "STOPPED_S", 1.5)
+
+    async def main() -> None:
+        engine, seen = make(tmp_path, planned(program, lambda epoch, name: None))
+
+        async def steps() -> None:
+            await until(seen, State.RUNNING)
+            rank = engine.children[2].pid
+            os.kill(rank, signal.SIGSTOP)
+            await asyncio.sleep(0.6)
+            os.kill(rank, signal.SIGCONT)
+            await asyncio.sleep(1.5)
+            assert engine.epoch.number == 1
+            os.kill(rank, signal.SIGSTOP)
+            await until(seen, State.RECOVERING)
+            await until(seen, State.RUNNING)
+            assert not alive(rank)
+            assert engine.last_incident is not None
+            manifest = json.loads((engine.last_incident / "manifest.json").read_text())
+            assert "rank1 has been stopped by a signal" in manifest["reason"]
+
+        await drive(engine, seen, steps)
+
+    asyncio.run(main())
+
+
+LAST_WORDS = """
+import json, os, pathlib, signal, sys, time
+settings = json.load(open(sys.argv[1]))
+folder = pathlib.Path(sys.argv[1]).parent
+if settings["name"] == "rank1" and settings["crash"]:
+    while not (folder / "heartbeat").exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), settings["crash"])
+def ended(number, frame):
+    said = json.loads((folder / "ended.json").read_text())
+    rooms = ["000000000000000a.%d" % settings["epoch"]]
+    culprit = rooms[0] if settings["epoch"] == 3 else ""
+    fault = {"name": "crash", "said": said, "charged": rooms, "culprit": culprit}
+    (folder / "fault.json").write_text(json.dumps(fault))
+    sys.exit(70)
+signal.signal(signal.SIGUSR2, ended)
+while True:
+    if settings["name"] == "leader":
+        (folder / "heartbeat").touch()
+    time.sleep(0.05)
+"""
+
+
+def test_a_crash_is_charged_and_its_culprit_is_no_storm(
+    tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that crashes a rank three times, the third time alone, explains all three."""
+    (tmp_path / "crashing.py").write_text(LAST_WORDS)
+
+    def plan(epoch: Epoch, folder: Path) -> list[Program]:
+        crash = signal.SIGSEGV if epoch.number <= 3 else 0
+        return [
+            Program(name, "crashing", {"name": name, "epoch": epoch.number, "crash": crash})
+            for name in ("leader", "rank0", "rank1")
+        ]
+
+    async def main() -> None:
+        engine, seen = make(tmp_path, plan)
+
+        async def steps() -> None:
+            while engine.epoch.number < 4 or engine.state is not State.RUNNING:
+                assert await seen.get() is not State.GIVEN_UP
+            manifests = [json.loads(p.read_text()) for p in sorted(engine.incidents.glob("*/manifest.json"))]
+            assert len(manifests) == 3
+            for manifest in manifests:
+                assert manifest["fault"]["said"] == {"rank": 1, "how": "was ended by signal 11"}
+                assert manifest["exit_codes"]["leader"] == 70
+
+        await drive(engine, seen, steps)
+
+    asyncio.run(main())
+
+
+def test_a_kill_from_outside_charges_nobody(tmp_path: Path, program: str) -> None:
+    (tmp_path / "crashing.py").write_text(LAST_WORDS)
+
+    def plan(epoch: Epoch, folder: Path) -> list[Program]:
+        crash = signal.SIGKILL if epoch.number == 1 else 0
+        return [
+            Program(name, "crashing", {"name": name, "epoch": epoch.number, "crash": crash})
+            for name in ("leader", "rank0", "rank1")
+        ]
+
+    async def main() -> None:
+        engine, seen = make(tmp_path, plan)
+
+        async def steps() -> None:
+            while engine.epoch.number < 2 or engine.state is not State.RUNNING:
+                await seen.get()
+            assert engine.last_incident is not None
+            assert json.loads((engine.last_incident / "manifest.json").read_text())["fault"] == {}
+
+        await drive(engine, seen, steps)
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_takes_nothing_is_waited_for(tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "AGAIN_S", 0.1)
+    full, tried = True, asyncio.Event()
+    ready = planned(program, lambda epoch, name: None)
+
+    def plan(epoch: Epoch, folder: Path) -> list[Program]:
+        if epoch.number == 5:
+            tried.set()
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return ready(epoch, folder)
+
+    async def main() -> None:
+        engine, seen = make(tmp_path, plan)
+
+        async def steps() -> None:
+            nonlocal full
+            await tried.wait()
+            full = False
+            await until(seen, State.RUNNING)
+            assert engine.restarts == 0
+
+        await drive(engine, seen, steps)
+
+    asyncio.run(main())
+
+
+def test_an_incident_says_that_it_was_a_drill(tmp_path: Path, program: str) -> None:
+    async def main() -> None:
+        engine, seen = make(tmp_path, planned(program, lambda epoch, name: None))
+
+        async def steps() -> None:
+            await until(seen, State.RUNNING)
+            victim = engine.children[1].pid
+            (tmp_path / RECORD).write_text(
+                json.dumps({"spec": "rank.forward:kill", "pid": victim}) + "\n" + json.dumps({"spec": "x", "pid": 1})
+            )
+            os.kill(victim, signal.SIGKILL)
+            await until(seen, State.RECOVERING)
+            await until(seen, State.RUNNING)
+            assert engine.last_incident is not None
+            manifest = json.loads((engine.last_incident / "manifest.json").read_text())
+            assert [entry["spec"] for entry in manifest["drill"]] == ["rank.forward:kill"]
+
+        await drive(engine, seen, steps)
 
     asyncio.run(main())

@@ -32,6 +32,12 @@ class Child:
         """Until it has ended and is reaped; its exit code."""
         return await self.process.wait()
 
+    def tell(self, line: bytes) -> None:
+        """Write a line to its standard input and close that; for a child that was started `listening`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line)
+        self.process.stdin.close()
+
     def send(self, number: signal.Signals) -> None:
         """Signal it, if it still runs. The pid cannot have been reused: it is not reaped before `exit_code` is set."""
         if self.process.returncode is None:
@@ -63,8 +69,10 @@ class Child:
                 file.write(b"[older lines were cut]\n" + tail)
 
 
-async def start(name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Child:
-    """Start `argv` with stdout and stderr appended to `log`.
+async def start(
+    name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None, listening: bool = False
+) -> Child:
+    """Start `argv` with stdout and stderr appended to `log`; `listening`: with a pipe to its standard input.
 
     A session of its own keeps a Ctrl-C at the terminal from reaching it before its supervisor has decided what ends
     first. Raises OSError if the program or the log cannot be opened.
@@ -73,7 +81,7 @@ async def start(name: str, argv: Sequence[str], log: Path, env: Mapping[str, str
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *argv,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if listening else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env=dict(os.environ, **(env or {})),

@@ -2,14 +2,17 @@
 
 There is no partial repair. A leader or rank that ends, or a leader whose heartbeat stops, ends the epoch: evidence
 first (bounded), then every process of the epoch is killed and reaped, and only then the next epoch starts, with
-`ended_epoch` saying so. Peers rely on that: what a reaped process might have written, it has written.
+`ended_epoch` saying so. Peers rely on that: what a reaped process might have written, it has written. While an epoch
+serves, a spare process of each rank is kept ready for the next one.
 """
 
 import asyncio
+import contextlib
 import enum
 import json
 import secrets
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,15 +21,29 @@ from pathlib import Path
 import structlog
 
 from closeranks.evidence import capture
+from closeranks.faults import RECORD, read_record
 from closeranks.supervise import child, incident
+from closeranks.supervise.spares import Spares
 
 STORM_EPOCHS = 3
 STORM_S = 60.0
 """This many faulted epochs within this many seconds, none with a culprit, stop the engine."""
-HEARTBEAT_S = 4.0
+HEARTBEAT_S = 3.5
 """A leader that has not beaten for so long, and whose process stands still beside, has stopped."""
+STOPPED_S = 3.0
+"""A process that was stopped by a signal for so long ends the epoch; one that goes on earlier is ridden through."""
+LOOK_S = 0.5
+"""Time between two looks at processes that run."""
+AGAIN_S = 2.0
+"""Pause before another try to start an engine that the machine would not let start."""
+LAST_WORD_S = 1.0
+"""How long a leader may take to end its rooms and write down what it knows after a rank failed."""
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+"""Signals by which a rank ends through what it was doing; others (SIGKILL) are somebody else's deed."""
 EPOCHS_KEPT = 5
 """Folders of past epochs (settings, logs, step logs) that are kept; incidents are kept apart."""
+FAULT = 70
+"""Exit code of a leader or rank that ended its epoch and has said why."""
 STOP_S = 5.0
 """Patience with a wanted stop before SIGKILL."""
 
@@ -51,6 +68,8 @@ class Program:
     module: str
     settings: dict[str, object]
     env: dict[str, str] = field(default_factory=dict)
+    spare: bool = False
+    """Keep a loaded one ready while the engine serves (see `spares`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +100,9 @@ class Engine:
         self.plan = plan
         self._changed = changed
         self._stop = asyncio.Event()
-        self._faults: list[float] = []
+        self._faults: list[tuple[float, set[str]]] = []
+        """When each epoch ended by a fault, and which requests were in the step that failed."""
+        self._spares = Spares(python, folder)
 
     @property
     def incidents(self) -> Path:
@@ -92,19 +113,32 @@ class Engine:
         self._stop.set()
 
     async def run(self) -> None:
-        """Start the first epoch and every next one; returns after `stop` or when it has given up."""
+        """Start the first epoch and every next one; returns after `stop`, also when it has given up before."""
+        try:
+            await self._run_epochs()
+        finally:
+            await self._spares.end()
+
+    async def _run_epochs(self) -> None:
         number = self._last_epoch()
         while not self._stop.is_set():
             number += 1
             self.epoch = Epoch(number, secrets.randbits(62) + 1, number - 1)
-            self._remember_epoch(number)
             self._set(State.STARTING if not self.restarts else State.RECOVERING)
-            reason = await self._live(self._folder / str(number))
+            try:
+                self._remember_epoch(number)
+                reason = await self._live(self._folder / str(number))
+            except OSError as error:  # a full disk, no process to be had: may pass, and says nothing of the engine
+                log.error("engine cannot be started now", engine=self.name, error=str(error), again_in_s=AGAIN_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), AGAIN_S)
+                continue
             if reason is None:
                 break
             self.restarts += 1
             if self._is_storm():
                 self._set(State.GIVEN_UP)
+                await self._spares.end()
                 log.error("engine stopped after repeated faults", engine=self.name, incidents=str(self.incidents))
                 await self._stop.wait()
                 return
@@ -120,10 +154,12 @@ class Engine:
             for program in programs:
                 path = folder / f"{program.name}.settings.json"
                 path.write_text(json.dumps(program.settings, indent=1) + "\n")
+                place = folder / f"{program.name}.log"
+                spare = self._spares.take(program.name, path, place) if program.spare else None
                 argv = [self._python, "-m", program.module, str(path)]
-                self.children.append(await child.start(program.name, argv, folder / f"{program.name}.log", program.env))
+                self.children.append(spare or await child.start(program.name, argv, place, program.env))
             log.info("engine starts", engine=self.name, epoch=self.epoch.number, pids=[c.pid for c in self.children])
-            reason = await self._watch(folder)
+            reason = await self._watch(folder, programs)
             if reason is not None:
                 self._set(State.RECOVERING)
                 log.error("engine fault", engine=self.name, epoch=self.epoch.number, reason=reason)
@@ -135,25 +171,35 @@ class Engine:
         finally:
             await asyncio.gather(*(c.end(0) for c in self.children))
 
-    async def _watch(self, folder: Path) -> str | None:
-        """Until something ends or the leader's heartbeat stops: what it was. None: `stop` was called."""
+    async def _watch(self, folder: Path, programs: list[Program]) -> str | None:
+        """Until something ends or stands still: what it was. None: `stop` was called."""
         heartbeat = Heartbeat(folder / "heartbeat")
+        stopped: dict[str, float] = {}
         waits = {asyncio.create_task(c.wait(), name=c.name) for c in self.children}
         stop = asyncio.create_task(self._stop.wait())
         try:
             while True:
-                done, _ = await asyncio.wait({*waits, stop}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait({*waits, stop}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 if stop in done:
                     return None
                 if done:
                     ended = [c for c in self.children if c.exit_code is not None]
+                    await self._last_word(folder)
                     return ", ".join(f"{c.name} {said_exit(c.exit_code)}" for c in ended)
                 for c in self.children:
                     c.trim()
+                    if not capture.is_stopped(c.pid):
+                        stopped.pop(c.name, None)
+                    elif time.monotonic() - stopped.setdefault(c.name, time.monotonic()) > STOPPED_S:
+                        return f"{c.name} has been stopped by a signal for {STOPPED_S} s"
                 silence = heartbeat.silence()
                 if silence is None:
                     continue
                 self._set(State.RUNNING)
+                if (folder / "ready").exists():
+                    for program in programs:
+                        if program.spare and await self._spares.prepare(program.name, program.module):
+                            break  # one at a time: they take their time from those that serve
                 leader = self.children[0]
                 if silence > HEARTBEAT_S and await capture.stands_still(leader.pid):
                     return f"{leader.name} has not beaten for {silence:.1f} s and does not run"
@@ -161,11 +207,35 @@ class Engine:
             for task in (*waits, stop):
                 task.cancel()
 
+    async def _last_word(self, folder: Path) -> None:
+        """After a rank failed in its work: let the leader say which requests were in the step, and go."""
+        leader, ranks = self.children[0], self.children[1:]
+        crashed = [(n, c) for n, c in enumerate(ranks) if c.exit_code is not None and -c.exit_code in CRASHES]
+        if leader.exit_code is not None or not (crashed or any(c.exit_code == FAULT for c in ranks)):
+            return
+        if crashed:
+            number, rank = crashed[0]
+            said = {"rank": number, "how": said_exit(rank.exit_code)}
+            try:
+                (folder / "ended.json").write_text(json.dumps(said))
+            except OSError as error:
+                log.error("the leader could not be told", engine=self.name, error=str(error))
+                return
+            leader.send(signal.SIGUSR2)
+        try:
+            await asyncio.wait_for(asyncio.shield(leader.wait()), LAST_WORD_S)
+        except TimeoutError:
+            log.warning("the leader had nothing to say", engine=self.name)
+
     async def _keep_evidence(self, folder: Path, reason: str) -> None:
         fault = incident.fault_of(folder / "fault.json")
-        if not fault.get("culprit"):
-            self._faults.append(time.monotonic())
+        self._count(fault)
         facts: dict[str, object] = {"engine": self.name, "epoch": self.epoch.number, "fault": fault}
+        facts["detected"] = time.time()
+        pids = [c.pid for c in self.children]
+        drill = [entry for entry in read_record(self._folder.parent / RECORD) if entry.get("pid") in pids]
+        if drill:
+            facts["drill"] = drill
         extra = [
             p for p in (*folder.glob("fault.json"), *folder.glob("*.stacks"), *folder.glob("log/*")) if p.is_file()
         ]
@@ -176,8 +246,18 @@ class Engine:
             return
         log.error("evidence kept", engine=self.name, incident=str(self.last_incident))
 
+    def _count(self, fault: dict[str, object]) -> None:
+        """Remember a fault; one with a culprit explains those before it in which the same request took part."""
+        charged = fault.get("charged")
+        requests = {str(room).partition(".")[0] for room in charged} if isinstance(charged, list) else set[str]()
+        culprit = str(fault.get("culprit") or "").partition(".")[0]
+        if culprit:
+            self._faults = [(at, rooms) for at, rooms in self._faults if culprit not in rooms]
+        else:
+            self._faults.append((time.monotonic(), requests))
+
     def _is_storm(self) -> bool:
-        recent = [t for t in self._faults if t > time.monotonic() - STORM_S]
+        recent = [at for at, _ in self._faults if at > time.monotonic() - STORM_S]
         return len(recent) >= STORM_EPOCHS
 
     def _set(self, state: State) -> None:
@@ -199,7 +279,9 @@ class Engine:
 
     def _remember_epoch(self, number: int) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / "epoch").write_text(f"{number}\n")
+        new = self._folder / "epoch.new"
+        new.write_text(f"{number}\n")
+        new.rename(self._folder / "epoch")  # whole or not at all: a number is never used twice
 
 
 def said_exit(code: int | None) -> str:
@@ -208,7 +290,7 @@ def said_exit(code: int | None) -> str:
         return "runs"
     if code < 0:
         return f"was ended by signal {-code}"
-    return f"exited with {code}" + (" (fault)" if code == 70 else "")
+    return f"exited with {code}" + (" (fault)" if code == FAULT else "")
 
 
 class Heartbeat:

@@ -30,6 +30,8 @@ async def write(
     """
     folder = _new_folder(parent)
     alive = [child for child in children if child.exit_code is None]
+    for child in alive:
+        capture.ask_for_stacks(child.pid)  # into its own file, one of `extra`: for where py-spy may not read
     stacks = await asyncio.gather(*(capture.stacks(child.pid) for child in alive))
     for child, text in zip(alive, stacks, strict=True):
         (folder / f"{child.name}.stacks.txt").write_text(text)

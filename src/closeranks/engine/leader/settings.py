@@ -40,7 +40,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Keep computed pages for later requests with the same prefix."""
     max_waiting: int = 1024
     """Most requests that wait; more are refused as busy."""
-    step_deadline_s: float = 5.0
+    step_deadline_s: float = 4.0
     """A rank that makes no progress in an open step for so long ends the epoch."""
     transfer_deadline_s: float = 20.0
     """A transfer or check that is not settled for so long ends the epoch."""

@@ -23,6 +23,7 @@ from ...faults import RECORD, injector
 from ...protocol import (
     Output,
     PeerMessage,
+    RankFault,
     Step,
     Stop,
     Welcome,
@@ -48,6 +49,7 @@ TICK_S = 0.1
 HEARTBEAT_S = 0.5
 MOST_DRAINED = 256
 """Messages taken from one socket before the others get their turn."""
+RANK_ENDED = b"e"
 PEER_PREFIX = b"peer:"
 """Socket identities of decode leaders start with it; every other identity at the public endpoint is a gateway's."""
 
@@ -157,7 +159,7 @@ class Shell:
 
     def run(self) -> int:
         """Serve until the epoch's end."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self.on_signal)
         self.log.info("leader is up", endpoint=self.endpoint, role=self.settings.role, epoch=self.settings.epoch)
         next_tick = time.monotonic()
@@ -211,13 +213,16 @@ class Shell:
                 return
 
     def on_signal(self, number: int, frame: object) -> None:
-        self.waker.send(b"!")
+        self.waker.send(RANK_ENDED if number == signal.SIGUSR2 else b"!")
 
     def tick(self, now: float) -> None:
         try:
-            signalled = bool(self.wake.recv(64))
+            woken = self.wake.recv(64)
         except BlockingIOError:
-            signalled = False
+            woken = b""
+        if RANK_ENDED in woken:
+            self.rank_ended(now)
+        signalled = b"!" in woken
         if signalled:
             if self.stop_at < math.inf:
                 self.stop_at = now  # told twice: do not wait for open requests
@@ -232,6 +237,11 @@ class Shell:
             for name in self.step_ids:
                 self.ranks.send_multipart([name, encode(Stop(self.settings.epoch))])
             self.code = 0
+
+    def rank_ended(self, now: float) -> None:
+        """The supervisor reaped a rank that crashed: it says so in that rank's place, who cannot any more."""
+        said = json.loads((self.folder / "ended.json").read_text())
+        self.desk.from_rank(RankFault(self.settings.epoch, said["rank"], "crash", said["how"]), now)
 
     @property
     def busy(self) -> bool:
@@ -259,10 +269,14 @@ class Shell:
     def beat(self) -> None:
         """Show the supervisor that this loop runs."""
         self.say_links()
+        self.touch("heartbeat")
+
+    def touch(self, name: str) -> None:
+        """A sign for the supervisor, whose absence it survives."""
         try:
-            (self.folder / "heartbeat").touch()
+            (self.folder / name).touch()
         except OSError as error:
-            self.log.warning("heartbeat could not be written", error=str(error))
+            self.log.warning(f"{name} could not be written", error=str(error))
 
     def close(self) -> None:
         if self.writer is not None:
@@ -318,6 +332,7 @@ class Shell:
             if self.writer is not None and self.faults.act("leader.log") is not None:
                 self.writer.fail(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 0)
         if isinstance(message, Welcome):
+            self.touch("ready")
             self.log.info("engine is ready", pages=self.leader.pool.total, tokens=self.leader.max_request_tokens)
         data = encode(message)
         send = self.ranks.send
@@ -374,6 +389,7 @@ class Shell:
             "rank": fault.rank,
             "step": fault.n,
             "charged": [str(room) for room in fault.charged],
+            "culprit": self.culprit(fault),
             "time": time.time(),
         }
         try:
@@ -384,6 +400,11 @@ class Shell:
             self.log.error("fault.json could not be written", error=str(error))
         self.log.error("epoch ends by a fault", name=fault.name, detail=fault.detail, rank=fault.rank, step=fault.n)
         self.code = 70
+
+    def culprit(self, fault: Fault) -> str:
+        """The request that must be to blame: it ran alone, after it had been in two steps that failed. Empty: none."""
+        rooms = [self.leader.rooms.closing.get(room) for room in fault.charged]
+        return str(rooms[0].id) if len(rooms) == 1 and rooms[0] is not None and rooms[0].alone else ""
 
 
 class OnlyKey:

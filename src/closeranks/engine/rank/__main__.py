@@ -1,5 +1,7 @@
 """`python -m closeranks.engine.rank SETTINGS.json`: one tensor-parallel rank of an engine, for one epoch.
 
+With `--spare` in place of the file it loads its libraries and waits on standard input to be told the file.
+
 Exit codes: 0 stopped as wanted; 70 a fault, which was said to the leader; anything else a crash.
 """
 
@@ -14,7 +16,7 @@ import zmq
 from closeranks.faults import RECORD, injector
 from closeranks.protocol import VERSION, Fingerprint, Joined
 
-from . import process
+from . import process, spare
 from .notices import Notices
 from .settings import Settings, read
 
@@ -120,12 +122,18 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
 def main(argv: list[str]) -> int:
     """Run the rank; returns only for wrong usage: the process ends by `os._exit` (NIXL crashes in an orderly exit)."""
     if len(argv) != 2:
-        print("usage: python -m closeranks.engine.rank SETTINGS.json", file=sys.stderr)
+        print("usage: python -m closeranks.engine.rank SETTINGS.json | --spare", file=sys.stderr)
         return USAGE
+    path: str | None = argv[1]
+    if path == "--spare":
+        path = spare.wait()
+        if path is None:
+            return 0
+    assert path is not None
     try:
-        settings = read(argv[1])
+        settings = read(path)
     except (OSError, msgspec.MsgspecError) as error:
-        print(f"{argv[1]}: {error}", file=sys.stderr)
+        print(f"{path}: {error}", file=sys.stderr)
         return USAGE
     process.set_up(settings)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

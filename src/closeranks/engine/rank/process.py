@@ -29,12 +29,18 @@ def set_up(settings: Settings) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; who ends ranks is the leader
     setproctitle.setproctitle(f"closeranks::rank {settings.engine} TP{settings.rank}")
-    # Read when torch loads its OpenMP runtime. By default its threads spin for long between operations; on cores shared
-    # with other ranks, leaders and a gateway they then lose the core in the middle of an operation (10 times slower).
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    quiet_openmp()
     sys.setswitchinterval(0.001)  # the step loop wants the interpreter back soon after a collective
     stacks_on_signal(Path(settings.run_dir) / settings.engine / str(settings.epoch) / f"rank{settings.rank}.stacks")
     log_to_stderr(settings)
+
+
+def quiet_openmp() -> None:
+    """Read when torch loads its OpenMP runtime. By default its threads spin for long between operations; on cores
+    shared with other ranks, leaders and a gateway they then lose the core in the middle of an operation (10 times
+    slower).
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
 def die_with_parent() -> None:

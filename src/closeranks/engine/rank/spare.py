@@ -1,0 +1,34 @@
+"""A rank that is nobody yet: it loads what every rank needs and waits on its standard input for settings."""
+
+import importlib
+import json
+import os
+import sys
+
+import setproctitle
+
+from . import process
+
+LOADED = ("structlog", "zmq", *(f"{__package__}.{name}" for name in ("runner", "weights", "transfer", "collectives")))
+
+
+def wait() -> str | None:
+    """The path of the settings to serve with, its output from there on in the named log; None: not wanted any more.
+
+    Raises:
+        ValueError, KeyError: the line is not what a supervisor writes.
+    """
+    process.die_with_parent()
+    process.quiet_openmp()
+    setproctitle.setproctitle("closeranks::spare")
+    for name in LOADED:
+        importlib.import_module(name)
+    line = sys.stdin.readline()
+    if not line:
+        return None
+    said = json.loads(line)
+    log = os.open(said["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    return str(said["settings"])

@@ -1,0 +1,49 @@
+"""Spare processes: started ahead, libraries loaded, waiting on a pipe for the settings that make them somebody.
+
+Loading torch takes longer than everything else in a restart together. A spare has done that and nothing more: it holds
+no model, no socket and no device, and knows no epoch. It ends with its parent, like every process here.
+"""
+
+import json
+from pathlib import Path
+
+from closeranks.supervise import child
+
+OPTION = "--spare"
+"""A module that can wait like this takes it in place of a settings file."""
+
+
+class Spares:
+    """At most one spare of each name."""
+
+    def __init__(self, python: str, folder: Path) -> None:
+        self._python = python
+        self._folder = folder
+        self._waiting: dict[str, child.Child] = {}
+
+    async def prepare(self, name: str, module: str) -> bool:
+        """Start the spare of that name unless there is one; whether it was started."""
+        waiting = self._waiting.get(name)
+        if waiting is not None and waiting.exit_code is None:
+            return False
+        argv = [self._python, "-m", module, OPTION]
+        self._waiting[name] = await child.start(name, argv, self._folder / f"{name}.spare.log", listening=True)
+        return True
+
+    def take(self, name: str, settings: Path, log: Path) -> child.Child | None:
+        """Let the spare of that name become the process of `settings`, its output in `log`; None: there is none.
+
+        One that still loads reads its settings when it has; one that dies of them is a child that ended.
+        """
+        spare = self._waiting.pop(name, None)
+        if spare is None or spare.exit_code is not None:
+            return None
+        log.touch()
+        spare.tell(json.dumps({"settings": str(settings), "log": str(log)}).encode() + b"\n")
+        return child.Child(name, log, spare.process)
+
+    async def end(self) -> None:
+        """Kill and reap those that wait."""
+        for spare in self._waiting.values():
+            await spare.end(0)
+        self._waiting.clear()

@@ -1,0 +1,75 @@
+"""Spares wait loaded, become somebody at a word, and never outlive who keeps them."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from closeranks.supervise.spares import Spares
+
+PROGRAM = """
+import json, os, sys
+if sys.argv[1] == "--spare":
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(0)
+    said = json.loads(line)
+    print(open(said["settings"]).read(), file=open(said["log"], "a"))
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "waits.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "waits"
+
+
+def test_a_spare_becomes_the_process_of_its_settings(tmp_path: Path, module: str) -> None:
+    async def main() -> None:
+        spares = Spares(sys.executable, tmp_path)
+        assert await spares.prepare("rank0", module)
+        assert not await spares.prepare("rank0", module)
+        settings, log = tmp_path / "s.json", tmp_path / "rank0.log"
+        settings.write_text(json.dumps({"epoch": 7}))
+        assert spares.take("rank1", settings, log) is None
+        taken = spares.take("rank0", settings, log)
+        assert taken is not None
+        assert await taken.wait() == 0
+        assert json.loads(log.read_text()) == {"epoch": 7}
+        assert spares.take("rank0", settings, log) is None, "it is somebody else now"
+        await spares.end()
+
+    asyncio.run(main())
+
+
+def test_a_spare_that_died_is_none(tmp_path: Path, module: str) -> None:
+    async def main() -> None:
+        spares = Spares(sys.executable, tmp_path)
+        await spares.prepare("rank0", "no_such_module")
+        for _ in range(100):
+            if await spares.prepare("rank0", module):  # until the first one is seen to have ended
+                break
+            await asyncio.sleep(0.05)
+        else:
+            pytest.fail("the dead spare was never replaced")
+        await spares.end()
+        assert spares.take("rank0", tmp_path / "s.json", tmp_path / "l") is None
+
+    asyncio.run(main())
+
+
+def test_no_spare_is_left(tmp_path: Path, module: str) -> None:
+    async def main() -> int:
+        spares = Spares(sys.executable, tmp_path)
+        await spares.prepare("rank0", module)
+        pid = spares._waiting["rank0"].pid
+        await spares.end()
+        return pid
+
+    pid = asyncio.run(main())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
