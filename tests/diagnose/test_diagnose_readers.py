@@ -180,7 +180,7 @@ def test_ps_proc_dmesg_and_events() -> None:
     assert [(p.pid, p.state) for p in ps] == [(4411, "Sl"), (12, "Z")]
     status = "Name:\tsglang::sched\nState:\tS (sleeping)\nPid:\t7\nvoluntary_ctxt_switches:\t{}\nnonvoluntary_ctxt_switches:\t4\n"
     proc = [f for f in read(status.format(10) + status.format(10)) if isinstance(f, Process)]
-    assert [p.switches_total for p in proc] == [14, 14]
+    assert [(p.switches_total, p.forced_total) for p in proc] == [(10, 4), (10, 4)]
     kill = one("[88.2] Memory cgroup out of memory: Killed process 4418 (sglang::schedul) total-vm:6kB\n", Event)
     assert (kill.kind, kill.get("pid")) == ("oom_kill", 4418)
 

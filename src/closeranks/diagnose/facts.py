@@ -221,8 +221,10 @@ class Process(Fact, frozen=True, kw_only=True):
     state: str
     cpu: float | None = None
     title: str = ""
-    switches_total: float | None = None  # context switches so far
-    switches: float | None = None  # context switches between two readings; filled in by the scene
+    switches_total: float | None = None  # voluntary context switches so far: how often it went to sleep
+    forced_total: float | None = None  # involuntary ones: how often it was put off the CPU, as a spinning thread is
+    switches: float | None = None  # voluntary ones between two readings; filled in by the scene
+    forced: float | None = None
 
     def says(self) -> str:
         name = self.who.label if self.who else self.title or "process"

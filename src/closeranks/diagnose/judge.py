@@ -11,7 +11,7 @@ from closeranks.diagnose.facts import Event, Stack, StackFailed
 from closeranks.diagnose.match import known_issues
 from closeranks.diagnose.rules import apply
 from closeranks.diagnose.scene import Scene
-from closeranks.diagnose.verdict import UNDETERMINED, Evidence, Finding, Verdict, cite
+from closeranks.diagnose.verdict import SOUND, UNDETERMINED, Evidence, Finding, Verdict, cite
 from closeranks.evidence.bundle import Bundle, from_paths, from_texts
 
 # Lines worth a place on the timeline: what happened, not how it went.
@@ -49,7 +49,7 @@ def _distinct(findings: list[Finding]) -> list[Finding]:
     for f in findings:
         if any((g.cls, g.engine) == (f.cls, f.engine) for g in out):
             continue
-        if f.cls == "UNDETERMINED" and out:
+        if out and (f.cls == "UNDETERMINED" or (f.cls in SOUND and any(g.cls not in SOUND for g in out))):
             continue
         out.append(f)
     return out

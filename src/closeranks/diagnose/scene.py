@@ -121,8 +121,16 @@ class Scene:
 
     @cached_property
     def stacks(self) -> list[Stack]:
-        """All dumps, in order of appearance."""
-        return self.of(Stack)
+        """All dumps, in order of appearance. A dump without a title takes the name that others give its process."""
+        found = self.of(Stack)
+        names_of: dict[int | None, set[Who]] = {}
+        for s in found:
+            if s.who is not None and s.pid is not None:
+                names_of.setdefault(s.pid, set()).add(s.who)
+        return [
+            replace(s, who=next(iter(names_of[s.pid]))) if s.who is None and len(names_of.get(s.pid, ())) == 1 else s
+            for s in found
+        ]
 
     @cached_property
     def gpus(self) -> list[Gpu]:
@@ -152,13 +160,14 @@ class Scene:
     @cached_property
     def processes(self) -> list[Process]:
         """ps and /proc rows. Of a process that was read twice, the last reading tells the switches in between."""
-        first: dict[int, float] = {}
+        first: dict[int, Process] = {}
         out: list[Process] = []
         for p in self.of(Process):
             if p.switches_total is not None:
-                if p.pid in first:
-                    p = replace(p, switches=abs(p.switches_total - first[p.pid]))
-                first.setdefault(p.pid, p.switches_total or 0.0)
+                before = first.setdefault(p.pid, p)
+                if before is not p:
+                    slept = abs(p.switches_total - (before.switches_total or 0))
+                    p = replace(p, switches=slept, forced=abs((p.forced_total or 0) - (before.forced_total or 0)))
             out.append(p)
         return out
 
@@ -317,13 +326,13 @@ class Scene:
         loops = [
             p for p in self.processes if p.switches is not None and p.who and p.who.kind in ("scheduler", "worker")
         ]
-        if loops and not any(p.switches for p in loops):
+        if loops and not any(p.switches or p.forced for p in loops):
             out += loops[:3]
         out += [e for e in self.events("load") if (e.num("age") or 0) >= 30]
         quiet = self.silence()
         if quiet and (quiet[0].num("running") or 0) >= MANY:
             out.append(quiet[0])
-        return [*out, *self.frozen_counters, *self.frozen_ras]
+        return [*out, *([] if self.turning else self.frozen_counters), *self.frozen_ras]
 
     @cached_property
     def hints(self) -> list[Fact]:
@@ -335,12 +344,16 @@ class Scene:
     @cached_property
     def live(self) -> list[Fact]:
         """Signs that every engine's loop turns: counters of tokens or stages that grow, context switches."""
-        if self.frozen_counters:
+        if self.frozen_counters and not self.turning:
             return []
-        switches = [p for p in self.processes if (p.switches or 0) > DISTURBED and p.who and p.who.kind in _LOOPS]
         dumped = max((s.time for s in self.stacks if s.time is not None), default=None)
         after = self.gen_after(dumped + 5) if dumped is not None else []
-        return [*self.moving_counters, *switches, *after[:2]]
+        return [*self.moving_counters, *self.turning, *after[:2]]
+
+    @cached_property
+    def turning(self) -> list[Process]:
+        """Loop processes that went to sleep and woke up too often between two readings to be standing."""
+        return [p for p in self.processes if (p.switches or 0) > DISTURBED and p.who and p.who.kind in _LOOPS]
 
     @cached_property
     def counter_deltas(self) -> list[tuple[Metric, float]]:

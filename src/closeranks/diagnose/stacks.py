@@ -164,7 +164,7 @@ _SITES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
         (
             "startup",
-            r"^(dist_barrier_after_load|load_model|init_model_worker|init_process_group|_new_process_group_helper|init_distributed_environment|initialize_model_parallel|init_torch_distributed|capture|graph_capture|capture_model|register_graph_buffers|init_device|profile_run|determine_available_memory|warmup\w*|kernel_warmup|warm_up\w*|compile_or_warm_up_model|init_cuda_graphs|init_memory_pool|initialize_kv_caches?|_initialize_kv_caches|ncclCommInitRank\w*|rendezvous|init_worker_distributed_environment)$",
+            r"^(dist_barrier_after_load|load_model|load_weights\w*|init_model_worker|init_process_group|_new_process_group_helper|init_distributed_environment|initialize_model_parallel|init_torch_distributed|capture|graph_capture|capture_model|register_graph_buffers|init_device|profile_run|determine_available_memory|warmup\w*|kernel_warmup|warm_up\w*|compile_or_warm_up_model|init_cuda_graphs|init_memory_pool|initialize_kv_caches?|_initialize_kv_caches|ncclCommInitRank\w*|rendezvous|init_worker_distributed_environment)$",
         ),
         (
             "encoder",
@@ -202,6 +202,8 @@ def _site(frames: Iterable[Frame]) -> str:
         for name, pattern in _SITES:
             if pattern.search(f.name):
                 return name
+        if f.name == "__init__" and re.search(r"scheduler|model_runner|worker|engine/core|engine_core", f.file):
+            return "startup"
         if not forward and _FORWARD.match(f.name):
             forward = "forward"
     return forward

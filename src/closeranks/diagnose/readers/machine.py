@@ -150,10 +150,17 @@ class Proc:
         self.now[m[1]] = m[2]
         if m[1] == "nonvoluntary_ctxt_switches" and self.now.get("Pid", "").isdigit():
             pid = int(self.now["Pid"][:12])
-            count = float(_number(self.now.get("voluntary_ctxt_switches", "0")) or 0) + float(_number(m[2]) or 0)
+            slept = _number(self.now.get("voluntary_ctxt_switches", "0"))
             who = names.from_title(self.now.get("Name", ""))
             state = self.now.get("State", "?")[:1]
-            yield Process(src=(self.at or line).src, who=who, pid=pid, state=state, switches_total=count)
+            yield Process(
+                src=(self.at or line).src,
+                who=who,
+                pid=pid,
+                state=state,
+                switches_total=slept,
+                forced_total=_number(m[2]),
+            )
             self.now = {}
 
     def end(self) -> Iterable[Fact]:

@@ -232,7 +232,8 @@ class Sglang(SignatureReader):
         Sig("received", "requests received", r"(?P<n>\d+) requests received"),
         Sig("too_long", "longer than the model's context length", r"(?=.)"),
         Sig("too_long", "exceeds the maximum allowed length", r"(?=.)"),
-        Sig("paused", "pause_generation", r'"POST /pause_generation'),
+        Sig("paused", "pause_generation", r'"POST /pause_generation|paused by'),
+        Sig("resumed", "continue_generation", r'"POST /continue_generation|continued by'),
     )  # fmt: skip
 
 

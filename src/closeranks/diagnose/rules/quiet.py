@@ -107,6 +107,31 @@ def held_by_nobody(scene: Scene) -> Finding | None:
     )
 
 
+@rule(59, "NOT_HUNG_SLOW_OR_CAPACITY", "all ranks inside the forward pass, and their threads sleep and wake")
+def long_step(scene: Scene) -> Finding | None:
+    if not scene.turning:
+        return None
+    for engine in scene.engines:
+        ranks = list(engine.ranks.values())
+        if not all(r.at.site == "forward" or r.at.kind in ("running", "kernel_call", "idle") for r in ranks):
+            continue
+        inside = [r for r in ranks if r.at.site == "forward"]
+        if not inside:
+            continue
+        return finding(
+            "NOT_HUNG_SLOW_OR_CAPACITY",
+            LIKELY,
+            f"{labels(inside)} {'is' if len(inside) == 1 else 'are'} inside one long step ({inside[0].at.where}) that goes on: main threads sleep and wake.",
+            [*(r.stacks[-1] for r in inside[:2]), *scene.turning[:3]],
+            engine=engine_name(engine),
+            ranks=places(ranks),
+            mechanism="the loop's counters are written between steps, so a long step looks frozen to them",
+            decoys=["counters that stay and a failed probe: no step has ended yet"],
+            next_checks=["a dump every few seconds: do layers change?", "the batch line when it ends"],
+        )
+    return None
+
+
 @rule(66, "STARTUP", "start-up steps without an end")
 def start_never_ends(scene: Scene) -> Finding | None:
     steps = scene.events("start_step")

@@ -52,6 +52,7 @@ def false_alarm(scene: Scene) -> Finding | None:
 @rule(70, "HEALTHY_IDLE", "loops poll for work and there is none")
 def idle(scene: Scene) -> Finding | None:
     running, waiting = scene.requests
+    gauged = scene.gauge(r"num_(?:running_reqs|requests_running)$") is not None
     ranks = [r for e in scene.engines for r in e.ranks.values()]
     rest = [r for r in ranks if r.at.kind == "idle"]
     waits = [r for r in ranks if (r.at.op, r.at.site) == ("broadcast", "loop_head")]
@@ -62,17 +63,24 @@ def idle(scene: Scene) -> Finding | None:
     ]
     top = bool(rows) and (rows[0].num("own") or 0) >= 10
     looks = (bool(rest) and len(rest) + len(waits) == len(ranks)) or (not ranks and top)
-    if not looks or running > 0 or waiting > 0 or any(b.num("gen") for b in scene.batches[-1:]):
+    if not looks or running > 0 or waiting > 0 or (not gauged and any(b.num("gen") for b in scene.batches[-1:])):
         return None
-    other = [p for p in _unfinished(scene) if p]
-    if other:
+    if _unfinished(scene):
         return None
+    paused = scene.events("paused") if not scene.has("resumed") else []
+    held = scene.gauge(r"num_paused_reqs$") or 0
     empty = running == 0 and waiting == 0
     return finding(
         "HEALTHY_IDLE",
         SHOWN if empty and not scene.stalls and not scene.hints else LIKELY,
         f"Idle: {labels(rest) if rest else 'the loop'} poll{'s' if len(rest) <= 1 else ''} for work"
-        + (", nothing runs and nothing waits." if empty else "; whether requests are open is not in the evidence."),
+        + (
+            f", paused on request with {held:g} requests held."
+            if paused or held
+            else ", nothing runs and nothing waits."
+            if empty
+            else "; whether requests are open is not in the evidence."
+        ),
         [*(r.stacks[-1] for r in [*rest[:2], *waits[:1]]), *rows[:2], *gauges(scene), *scene.batches[-1:]],
         ranks=places(ranks),
         mechanism="busy polling by design: 100 % CPU is expected"
