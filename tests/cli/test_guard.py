@@ -9,6 +9,8 @@ import urllib.request
 
 import pytest
 
+from closeranks.cli.main import main
+
 GUARD = [sys.executable, "-m", "closeranks.cli.main", "guard"]
 
 
@@ -34,10 +36,11 @@ def test_starts_says_where_and_ends_at_sigterm() -> None:
 @pytest.mark.parametrize(
     "arguments", [["ftp://x"], ["nonsense"], ["http://x", "--tool-call-parser", "y"], ["http://x", "--policy", "z=1"]]
 )
-def test_arguments_that_make_no_sense_are_usage_errors(arguments: list[str]) -> None:
-    done = subprocess.run([*GUARD, *arguments], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("closeranks guard: ")
+def test_arguments_that_make_no_sense_are_usage_errors(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["guard", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("closeranks guard: ")
 
 
 def test_a_port_that_is_taken_is_not_a_verdict() -> None:

@@ -105,7 +105,7 @@ CLEAN_EVENT = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(CLEAN_EVENT, max_size=12),
     st.lists(st.integers(0, 5000), max_size=8),
