@@ -24,7 +24,7 @@ from pathlib import Path
 import aiohttp
 
 from closeranks.engine.leader.core import Leader
-from closeranks.engine.leader.events import Aborted, Effect, Event
+from closeranks.engine.leader.events import Aborted
 from closeranks.engine.leader.replay import replay
 from closeranks.protocol import RoomId
 from tests.e2e import tiny
@@ -111,27 +111,26 @@ async def storm(served: Served, requests: int, pool: Sequence[Expected], output:
 
 
 def stages(run_dir: Path) -> collections.Counter[str]:
-    """In which stage each abort found its request, from the step logs of both engines."""
-    states: dict[str, dict[RoomId, tuple[str, bool]]] = {}
-    for engine in ("prefill", "decode"):
-        found = states.setdefault(engine, {})
-        before: dict[RoomId, tuple[str, bool]] = {}
+    """In which stage each abort found its request, from the step logs of both engines.
 
-        def watch(
-            leader: Leader,
-            event: Event,
-            effects: list[Effect],
-            before: dict[RoomId, tuple[str, bool]] = before,
-            found: dict[RoomId, tuple[str, bool]] = found,
-        ) -> None:
-            if isinstance(event, Aborted) and event.room not in found:
-                found[event.room] = before.get(event.room, ("gone", False))
-            before.clear()
-            before.update((id, (room.state, bool(room.unsettled))) for id, room in leader.rooms.open.items())
+    The logs are replayed; `Leader.aborted` is watched, because what an abort found is gone once it is handled.
+    """
+    states: dict[str, dict[RoomId, tuple[str, bool]]] = {"prefill": {}, "decode": {}}
+    handle = Leader.aborted
 
-        for log in sorted(run_dir.glob(f"{engine}/*/log"), key=lambda p: int(p.parent.name)):
-            result = replay(log, watch)
+    def watched(leader: Leader, event: Aborted) -> None:
+        room = leader.rooms.open.get(event.room)
+        found = (room.state, bool(room.unsettled)) if room else ("gone", False)
+        states[leader.config.engine].setdefault(event.room, found)
+        handle(leader, event)
+
+    Leader.aborted = watched  # type: ignore[method-assign]
+    try:
+        for log in sorted(run_dir.glob("*/*/log"), key=lambda p: int(p.parent.name)):
+            result = replay(log)
             assert result.difference is None, result.difference
+    finally:
+        Leader.aborted = handle  # type: ignore[method-assign]
     counted: collections.Counter[str] = collections.Counter()
     for room in {**states["prefill"], **states["decode"]}:
         prefill, flying = states["prefill"].get(room, ("gone", False))
