@@ -14,6 +14,7 @@ from closeranks.evidence.safe_pickle import UnsafePickle, load_plain
 
 READ_BYTES = 256 << 20  # of one file
 READ_TOTAL = 768 << 20  # of all files
+FOREIGN = 2000  # JSON documents of no known format in a row, after which no more are looked for
 
 
 @dataclass
@@ -80,11 +81,15 @@ def _text(name: str, text: str, pattern: re.Pattern[bytes], readers: list[Docume
     if "{" in text:
         whole = unwrap_all(text)
         read: list[tuple[int, int]] = []
+        foreign = 0
         for found in documents(whole):
+            if foreign > FOREIGN:  # a log in JSON lines: its lines are read as lines
+                break
             got = next((g for r in readers if (g := r.document(found.value, Src(name, found.line))) is not None), None)
             if got is not None:
                 facts += got
                 read.append((found.start, found.end))
+            foreign = 0 if got is not None else foreign + 1
         if read:
             text = _blanked(whole, read)
     scanner = Scanner(name, line_readers(), pattern)

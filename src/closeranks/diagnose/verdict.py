@@ -66,6 +66,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """All findings of one bundle, the main one first; never empty."""
 
     findings: list[Finding]
+    family: str = ""  # the engine that the evidence is of: sglang, vllm, tensorrt-llm, dynamo, torch
     notes: list[str] = []
     files: list[str] = []
     timeline: list[Evidence] = []

@@ -62,8 +62,7 @@ def _body(f: Finding) -> list[str]:
 def issue(verdict: Verdict) -> str:
     """A bug report for the engine's project: the main finding, without addresses, file names of the host, or keys."""
     f = verdict.main
-    family = next((e for e in _FORMS if e in " ".join(verdict.coverage).lower()), "sglang")
-    bug, repro, environment = _FORMS[family]
+    bug, repro, environment = _FORMS.get(verdict.family, _FORMS["sglang"])
     out = [f"### {bug}", "", f.summary, ""]
     if f.ranks:
         out += ["Where each rank stands:", "", "| rank | where it waits |", "|---|---|"]
