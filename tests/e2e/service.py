@@ -105,6 +105,17 @@ class Served:
                 return pid
         raise AssertionError(f"no process {engine} {name}")
 
+    def await_spares(self, patience: float = 60.0) -> None:
+        """Until each rank has a spare that has loaded its libraries, as in a service that has run for a while."""
+        until = time.monotonic() + patience
+        while True:
+            titles = [title_of(pid) for pid in self.descendants()]
+            ranks = sum(t.startswith("closeranks::rank") for t in titles)
+            if ranks and titles.count("closeranks::spare loaded") >= ranks:
+                return
+            assert time.monotonic() < until, f"no spares: {titles}"
+            time.sleep(0.2)
+
     def stop(self, patience: float = 60.0) -> int:
         """SIGTERM, and wait; its exit code. Everything it started must be gone."""
         pids = self.descendants()
@@ -121,6 +132,14 @@ class Served:
 
     def tail(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def title_of(pid: int) -> str:
+    """The name that a process gave itself; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def title(engine: str, name: str) -> str:

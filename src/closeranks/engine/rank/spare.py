@@ -23,6 +23,7 @@ def wait() -> str | None:
     setproctitle.setproctitle("closeranks::spare")
     for name in LOADED:
         importlib.import_module(name)
+    setproctitle.setproctitle("closeranks::spare loaded")
     line = sys.stdin.readline()
     if not line:
         return None

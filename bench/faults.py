@@ -1,0 +1,265 @@
+"""The fault table: each row breaks one thing in a served pair under eight streams and prints what became of it.
+
+    python -m bench.faults --list
+    python -m bench.faults --times 5                            tiny random model, PD 2+2
+    python -m bench.faults --rows 'kill|stop' --model smollm2 --ranks 1
+
+`wanted` is stated before the row runs. Seconds are from the fault on: detected = the supervisor ends the epoch;
+serving = a request sent right after the fault is answered whole; silence = the longest that any client went without a
+token, a comment or an error. Faults begin once the service has its spare ranks. Rows over a link need root and
+/dev/net/tun.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e import smollm, tiny
+from tests.e2e.apart import Apart, apart
+from tests.e2e.drill import ENDS, REFUSES, RESUMES, RIDES, Drill, Seen, ask, expectations
+from tests.e2e.link import Link, possible
+from tests.e2e.reference import Expected, Reference
+from tests.e2e.service import Served, serve
+
+POISON = 499
+"""A token that no other prompt has."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """`where`: one command (`local`), on a small disk (`disk`), two on one host (`apart`), two networks (`link`)."""
+
+    name: str
+    wanted: str
+    fault: tuple[str, ...] = ()
+    strike: Callable[[Served], None] | None = None
+    where: str = "local"
+    poison: bool = False
+    probe: bool = True
+
+
+def send(number: signal.Signals, engine: str, process: str) -> Callable[[Served], None]:
+    def strike(served: Served) -> None:
+        os.kill(served.pid_of(engine, process), number)
+
+    return strike
+
+
+def kill_gateway(served: Served) -> None:
+    for pid in served.descendants():
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"closeranks::gateway"):
+            os.kill(pid, signal.SIGKILL)
+            return
+    raise AssertionError("no gateway process")
+
+
+def kill_prefill_while_decode_stands(served: Served) -> None:
+    decode = served.pid_of("decode", "rank0")
+    os.kill(decode, signal.SIGSTOP)
+    os.kill(served.pid_of("prefill", "rank0"), signal.SIGKILL)
+    time.sleep(2.0)
+    os.kill(decode, signal.SIGCONT)
+
+
+def fill_disk(served: Served) -> None:
+    with contextlib.suppress(OSError), (served.run_dir / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 65536)
+
+
+def fill_disk_and_kill(served: Served) -> None:
+    fill_disk(served)
+    os.kill(served.pid_of("decode", "rank0"), signal.SIGKILL)
+    time.sleep(6.0)
+    (served.run_dir / "filler").unlink()
+
+
+def restart_prefill_host(served: Served) -> None:
+    assert isinstance(served, Apart)
+    served.commands["prefill"].kill()
+    served.commands["prefill"].wait()
+    served.start("prefill")
+
+
+def link(seconds: float, loss: float = 0.0, delay_s: float = 0.0) -> Callable[[Served], None]:
+    def strike(served: Served) -> None:
+        assert isinstance(served, Apart)
+        assert served.link is not None
+        served.link.set(loss, delay_s)
+        if seconds:
+            time.sleep(seconds)
+            served.link.set()
+
+    return strike
+
+
+def rows() -> list[Row]:
+    made = []
+    for engine in ("prefill", "decode"):
+        after = 30 if engine == "prefill" else 150
+        made += [
+            Row(f"SIGKILL, {engine} rank", RESUMES, strike=send(signal.SIGKILL, engine, "rank0")),
+            Row(f"SIGSTOP, {engine} rank", RESUMES, strike=send(signal.SIGSTOP, engine, "rank0")),
+            Row(
+                f"exception in forward, {engine} rank",
+                RESUMES,
+                (f"rank.forward:raise,engine={engine},rank=0,after={after}",),
+            ),
+            Row(f"wrong digest, {engine} rank", RESUMES, (f"rank.digest:wrong,engine={engine},rank=0,after={after}",)),
+            Row(f"endless loop, {engine} rank", RESUMES, (f"rank.forward:loop,engine={engine},rank=0,after={after}",)),
+        ]
+    for engine in ("prefill", "decode"):
+        made += [
+            Row(f"SIGKILL, {engine} leader", RESUMES, strike=send(signal.SIGKILL, engine, "leader")),
+            Row(f"SIGSTOP, {engine} leader", RESUMES, strike=send(signal.SIGSTOP, engine, "leader")),
+            Row(
+                f"exception in {engine} leader",
+                RESUMES,
+                (f"leader.step:raise,engine={engine},after={20 if engine == 'prefill' else 150}",),
+            ),
+        ]
+    transfer = "engine=prefill,rank=0,after=12"
+    return [
+        *made,
+        Row("SIGKILL, gateway", ENDS, strike=kill_gateway),
+        Row("transfer sticks", RESUMES, (f"transfer.start:stick,{transfer}",)),
+        Row("transfer sticks for 3 s", RIDES, (f"transfer.start:stick,{transfer},seconds=3",)),
+        Row("transfer fails", RESUMES, (f"transfer.start:fail,{transfer}",)),
+        Row("transfer fails, is written 2 s later", RESUMES, (f"transfer.start:late,{transfer},seconds=2",)),
+        Row("prefill rank killed while decode rank stands 2 s", RESUMES, strike=kill_prefill_while_decode_stands),
+        Row("corrupted page", RESUMES, ("rank.arrived:corrupt,engine=decode,rank=0,after=12",)),
+        Row("control messages lost: Grant", RIDES, ("peer.send:drop,message=Grant,after=10,times=3",)),
+        Row("control messages lost: Arrived", RIDES, ("peer.send:drop,message=Arrived,after=10,times=3",)),
+        Row("control messages doubled", RIDES, ("peer.send:double,after=10,times=200",)),
+        Row("control messages reordered", RIDES, ("peer.send:delay,message=Grant,after=10,times=5,seconds=0.5",
+                                                  "peer.send:delay,message=Arrived,after=10,times=5,seconds=0.7")),
+        Row("poison request (raises)", ENDS, (f"rank.row:raise,token={POISON},engine=decode,times=0",), poison=True),
+        Row("link down 3 s", RIDES, strike=link(3, 1.0), where="link"),
+        Row("link down 30 s", RESUMES, strike=link(30, 1.0), where="link", probe=False),
+        Row("5 % loss and 100 ms delay", RIDES, strike=link(0, 0.05, 0.1), where="link"),
+        Row("disk full", RIDES, strike=fill_disk, where="disk"),
+        Row("disk full for 6 s, a rank killed meanwhile", RESUMES, strike=fill_disk_and_kill, where="disk"),
+        Row("prefill host restarted under its address", RESUMES, strike=restart_prefill_host, where="apart"),
+        Row("other model on the prefill host", REFUSES, where="mismatch"),
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def world(row: Row, model: Path, flags: Sequence[str]) -> Iterator[Served]:
+    """The service that the row breaks."""
+    fault = [*(word for spec in row.fault for word in ("--fault", spec))]
+    with contextlib.ExitStack() as stack:
+        if row.where == "disk":
+            place = tempfile.mkdtemp(prefix="crd-")
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", place], check=True)
+            stack.callback(os.rmdir, place)
+            stack.callback(subprocess.run, ["umount", "-l", place], check=True)
+            stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
+            tempfile.tempdir = place
+        if row.where in ("local", "disk"):
+            yield stack.enter_context(serve(model, *flags, *fault))
+            return
+        between = stack.enter_context(Link(f"crl{os.getpid() % 10000}")) if row.where == "link" else None
+        other = model
+        if row.where == "mismatch":
+            other = tiny.make(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crm-"))), seed=1)
+        backend = ("--disaggregation-transfer-backend", "nixl")
+        yield stack.enter_context(
+            apart({"prefill": other, "decode": model}, *flags, *backend, link=between, matching=other == model)
+        )
+
+
+def refused(served: Served, expected: Expected) -> Seen:
+    """What a client is told by a pair that must not be one."""
+    import asyncio
+
+    import aiohttp
+
+    async def once() -> tuple[str, float]:
+        async with aiohttp.ClientSession() as session:
+            answer = await ask(session, served.url, expected, 4)
+            return answer.error, answer.silence_s
+
+    error, silence = asyncio.run(once())
+    pids = served.descendants()
+    served.stop()
+    left = sum(Path(f"/proc/{pid}").exists() for pid in pids)
+    return Seen(REFUSES if error else RIDES, error[:300], silence_s=silence, answers=1, left=left)
+
+
+def run(row: Row, model: Path, flags: Sequence[str], expected: Sequence[Expected], poison: Expected) -> Seen:
+    with world(row, model, flags) as served:
+        if row.where == "mismatch":
+            return refused(served, expected[0])
+        if row.strike is not None:
+            served.await_spares()
+        return Drill(served, expected, row.strike, poison if row.poison else None, row.probe).run()
+
+
+def line(row: Row, seen: Seen) -> str:
+    def seconds(value: float | None) -> str:
+        return "–" if value is None else f"{value:.1f} s"
+
+    outcome = (
+        seen.outcome + (f" ({seen.detail})" if seen.detail else "") + (f"; {seen.residue}" if seen.residue else "")
+    )
+    cells = [
+        row.name, row.wanted, outcome.replace("|", "/").replace("\n", " "), seconds(seen.detected_s),
+        seconds(seen.serving_s), seconds(seen.silence_s), f"{seen.wrong} of {seen.answers}", ", ".join(seen.incidents) or "–", str(seen.left),
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="", help="regular expression on the names")
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--model", choices=("tiny", "smollm2"), default="tiny")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    chosen = [row for row in rows() if re.search(args.rows, row.name)]
+    if args.list:
+        print("\n".join(f"{row.name}: {row.wanted}" for row in chosen))
+        return 0
+    place = Path(tempfile.mkdtemp(prefix="crf-"))
+    small = args.model == "tiny"
+    model = tiny.make(place) if small else smollm.folder(place)
+    output = 200 if small else 60
+    reference = Reference(model)
+    expected = expectations(reference.continue_, 5, POISON if small else 40000, output)
+    poison = reference.continue_([POISON, 7, 8], 4)
+    flags = ["--num-pages", "500", "--threads", "1", "--tp-size", str(args.ranks)]
+    print("| fault | wanted | seen | detected | serving | silence | wrong | incidents | left |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    bad = 0
+    for row in chosen:
+        if row.where == "link" and not possible():
+            print(f"| {row.name} | {row.wanted} | not run: needs root and /dev/net/tun | | | | | | |")
+            continue
+        for _ in range(args.times):
+            try:
+                seen = run(row, model, flags, expected, poison)
+            except (AssertionError, TimeoutError, OSError, subprocess.SubprocessError) as error:
+                traceback.print_exc()
+                said = " ".join(f"{type(error).__name__}: {error}".split())
+                print(f"| {row.name} | {row.wanted} | FAILED {said[:300]} | | | | | | |", flush=True)
+                bad += 1
+                continue
+            bad += seen.outcome != row.wanted or bool(seen.wrong or seen.left or seen.residue)
+            print(line(row, seen), flush=True)
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
