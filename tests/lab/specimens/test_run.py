@@ -31,10 +31,6 @@ CONTROL = {
 """Function that must be on the main thread's stack -> which ranks; `others` are those not named before it."""
 
 
-UNDECIDED = {"gil_held", "frontend_frozen", "long_step", "startup", "paused"}
-"""Specimens of which a diagnosis does not yet have to name the class. It may not name another one as shown."""
-
-
 def main_thread(folder: Path, label: str, number: int) -> list[str]:
     """Function names of the MainThread in one dump, innermost first, without the class that 0.4.3 puts in front."""
     names: list[str] = []
@@ -144,15 +140,11 @@ def differing_sizes(folder: Path) -> bool:
 
 
 def check_diagnosis(running: Running, folder: Path) -> None:
-    """What `closeranks diagnose` says of the capture: the declared class, but for those it is still to learn."""
+    """What `closeranks diagnose` says of the capture must be the declared class."""
     command = [sys.executable, "-m", "closeranks.cli.main", "diagnose", "--json", str(folder)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     main = json.loads(ran.stdout)["findings"][0]
-    spec = running.specimen
-    if spec.name in UNDECIDED:
-        assert main["class"] in {spec.verdict_class, *spec.also} or main["certainty"] != "shown", main["summary"]
-    else:
-        assert main["class"] in {spec.verdict_class, *spec.also}, main["summary"]
+    assert main["class"] in {running.specimen.verdict_class, *running.specimen.also}, main["summary"]
 
 
 def group_members(pgid: int) -> list[str]:
