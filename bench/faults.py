@@ -201,7 +201,7 @@ def run(row: Row, model: Path, flags: Sequence[str], expected: Sequence[Expected
     with world(row, model, flags) as served:
         if row.where == "mismatch":
             return refused(served, expected[0])
-        if row.strike is not None:
+        if "--no-spares" not in flags:
             served.await_spares()
         return Drill(served, expected, row.strike, poison if row.poison else None, row.probe).run()
 
@@ -213,10 +213,10 @@ def line(row: Row, seen: Seen) -> str:
     outcome = (
         seen.outcome + (f" ({seen.detail})" if seen.detail else "") + (f"; {seen.residue}" if seen.residue else "")
     )
-    cells = [
-        row.name, row.wanted, outcome.replace("|", "/").replace("\n", " "), seconds(seen.detected_s),
-        seconds(seen.serving_s), seconds(seen.silence_s), f"{seen.wrong} of {seen.answers}", ", ".join(seen.incidents) or "–", str(seen.left),
-    ]  # fmt: skip
+    outcome = " ".join(outcome.replace("|", "/").split())
+    times = [seconds(value) for value in (seen.detected_s, seen.serving_s, seen.silence_s)]
+    incidents = ", ".join(seen.incidents) or "–"
+    cells = [row.name, row.wanted, outcome, *times, f"{seen.wrong} of {seen.answers}", incidents, str(seen.left)]
     return f"| {' | '.join(cells)} |"
 
 

@@ -105,3 +105,10 @@ def test_serve_refuses_before_it_starts_anything(
     assert main(["serve", "--dry-run", "--run-dir", str(tmp_path / "run"), *flags]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("point", faults.POINTS)
+def test_every_point_is_reached_by_some_part(point: str) -> None:
+    source = Path(faults.__file__).parent
+    parts = [p for p in source.rglob("*.py") if p != Path(faults.__file__) and f'"{point}"' in p.read_text()]
+    assert parts, f"nothing asks for {point}"

@@ -50,6 +50,8 @@ class Seen:
     answers: int = 0
     incidents: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    drills: list[str] = field(default_factory=list)
+    """Specs of the injected faults that the incidents know of."""
     residue: str = ""
     left: int = 0
     """Processes that outlived the service."""
@@ -136,6 +138,7 @@ class Drill:
         manifests = [json.loads(p.read_text()) for p in self._incidents()]
         seen.incidents = [p.parent.name for p in self._incidents()]
         seen.reasons = [m["reason"] for m in manifests]
+        seen.drills = [entry["spec"] for m in manifests for entry in m.get("drill", [])]
         if manifests:
             seen.detected_s = min(m["detected"] for m in manifests) - struck
         if errors:

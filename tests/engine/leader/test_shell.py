@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -231,6 +233,33 @@ def test_a_fault_ends_the_process_with_70_and_its_evidence(tmp_path: Path) -> No
     evidence = json.loads((tmp_path / "both" / "1" / "fault.json").read_text())
     assert evidence["name"] == "stuck"
     assert evidence["rank"] == 0
+    assert replay(tmp_path / "both" / "1" / "log").difference is None
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_crash_of_a_rank_is_charged_and_one_that_ran_alone_is_the_culprit(tmp_path: Path, alone: bool) -> None:
+    engine = Engine(tmp_path, "both", 1, {})
+    gateway = Gateway(engine)
+    try:
+        gateway.until(lambda: gateway.status.get("both") is not None and gateway.status["both"].state == "ready")
+        assert (tmp_path / "both" / "1" / "ready").exists()
+        engine.stopped.set()  # the rank is gone, in the midst of a step
+        sent = msgspec.structs.replace(submit(1, "", [1, 2, 3], 5), alone=alone)
+        gateway.socks[0].send(encode(sent))
+        gateway.until(lambda: gateway.status["both"].running == 1)
+        (tmp_path / "both" / "1" / "ended.json").write_text('{"rank": 0, "how": "was ended by signal 11"}')
+        engine.process.send_signal(signal.SIGUSR2)
+        gateway.until(lambda: ("both", RoomId(1, 1)) in gateway.ended)
+        ended = gateway.ended["both", RoomId(1, 1)]
+        assert (ended.reason, ended.retryable, ended.charged) == ("fault", True, True)
+    finally:
+        gateway.close()
+        engine.close(expected=70)
+    evidence = json.loads((tmp_path / "both" / "1" / "fault.json").read_text())
+    assert evidence["name"] == "crash"
+    assert "signal 11" in evidence["detail"]
+    assert evidence["charged"] == [str(RoomId(1, 1))]
+    assert evidence["culprit"] == (str(RoomId(1, 1)) if alone else "")
     assert replay(tmp_path / "both" / "1" / "log").difference is None
 
 
