@@ -19,6 +19,8 @@ from tests.e2e.service import Served
 
 STREAMS = 8
 PATIENCE_S = 240.0
+GOES_ON_S = 5.0
+"""The load goes on for at least so long after the fault."""
 RIDES, RESUMES, REFUSES, ENDS = "rides through", "resumes", "refuses new work", "ends with an error"
 
 
@@ -201,6 +203,7 @@ class Drill:
                         break
                     await asyncio.sleep(0.2)
                 answers.append(probed)
+            await asyncio.sleep(max(0.0, struck + GOES_ON_S - time.time()))
             over.set()
             await asyncio.gather(*workers)
         return answers, struck, probed

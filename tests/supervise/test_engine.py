@@ -286,6 +286,10 @@ def test_an_incident_says_that_it_was_a_drill(tmp_path: Path, program: str) -> N
         async def steps() -> None:
             await until(seen, State.RUNNING)
             victim = engine.children[1].pid
+            steps_log = tmp_path / "run" / "1" / "log"
+            steps_log.mkdir()
+            for number in range(3):
+                (steps_log / f"{number:08}.crlog").write_bytes(bytes([number]) * 600_000)
             (tmp_path / RECORD).write_text(
                 json.dumps({"spec": "rank.forward:kill", "pid": victim}) + "\n" + json.dumps({"spec": "x", "pid": 1})
             )
@@ -295,6 +299,8 @@ def test_an_incident_says_that_it_was_a_drill(tmp_path: Path, program: str) -> N
             assert engine.last_incident is not None
             manifest = json.loads((engine.last_incident / "manifest.json").read_text())
             assert [entry["spec"] for entry in manifest["drill"]] == ["rank.forward:kill"]
+            assert [p.name for p in engine.last_incident.glob("*.crlog")] == ["00000002.crlog"]
+            assert manifest["files"]["00000002.crlog"]["bytes"] == 600_000, "cut, it could not be replayed"
 
         await drive(engine, seen, steps)
 

@@ -236,11 +236,10 @@ class Engine:
         drill = [entry for entry in read_record(self._folder.parent / RECORD) if entry.get("pid") in pids]
         if drill:
             facts["drill"] = drill
-        extra = [
-            p for p in (*folder.glob("fault.json"), *folder.glob("*.stacks"), *folder.glob("log/*")) if p.is_file()
-        ]
+        extra = [*folder.glob("fault.json"), *sorted(folder.glob("*.stacks"))]
+        whole = sorted(folder.glob("log/*.crlog"))[-1:]  # a segment can be replayed by itself, a part of it cannot
         try:
-            self.last_incident = await incident.write(self.incidents, reason, self.children, facts, extra[-16:])
+            self.last_incident = await incident.write(self.incidents, reason, self.children, facts, extra, whole)
         except OSError as error:  # a full disk must not keep the engine down
             log.error("incident folder could not be written", engine=self.name, error=str(error))
             return

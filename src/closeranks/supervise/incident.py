@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +22,14 @@ def _new_folder(parent: Path) -> Path:
 
 
 async def write(
-    parent: Path, reason: str, children: Sequence[Child], facts: dict[str, object], extra: Sequence[Path]
+    parent: Path,
+    reason: str,
+    children: Sequence[Child],
+    facts: dict[str, object],
+    extra: Sequence[Path],
+    whole: Sequence[Path] = (),
 ) -> Path:
-    """Stacks and /proc of all children that still exist, their log tails, and the tails of `extra` files.
+    """Stacks and /proc of all children that still exist, their log tails, tails of `extra` files, and `whole` ones.
 
     Bounded: each py-spy has its own time-out and all run at once (a few seconds at worst), each tail its size.
     Returns the folder. Raises OSError when the disk takes nothing at all; the caller goes on with recovery.
@@ -40,6 +46,8 @@ async def write(
         (folder / f"{child.name}.log").write_bytes(capture.tail(child.log))
     for path in extra:
         (folder / path.name).write_bytes(capture.tail(path))
+    for path in whole:
+        await asyncio.to_thread(shutil.copyfile, path, folder / path.name)
     exits = {child.name: child.exit_code for child in children}
     pids = {child.name: child.pid for child in children}
     capture.write_manifest(folder, {"reason": reason, "pids": pids, "exit_codes": exits, **facts})
