@@ -232,7 +232,12 @@ def main() -> int:
     if args.list:
         print("\n".join(f"{row.name}: {row.wanted}" for row in chosen))
         return 0
-    place = Path(tempfile.mkdtemp(prefix="crf-"))
+    with tempfile.TemporaryDirectory(prefix="crf-") as place:
+        return table(chosen, args, Path(place))
+
+
+def table(chosen: Sequence[Row], args: argparse.Namespace, place: Path) -> int:
+    """Print the rows; 1 if one of them went otherwise than wanted."""
     small = args.model == "tiny"
     model = tiny.make(place) if small else smollm.folder(place)
     output = 200 if small else 60
