@@ -12,7 +12,7 @@ NIXL := nixl-cu12==1.5.1
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_INDEX) $(TORCH_INDEX)
 
-.PHONY: serve test check bench sim gpu clean
+.PHONY: serve test check bench bench-codec score sim gpu clean
 
 serve: $(VENV)/.engine
 	$(BIN)/closeranks serve $(ARGS)
@@ -35,6 +35,25 @@ gpu: $(VENV)/.dev
 # The leaders, rooms, pages and the gateway's resume code under a simulated network, from seeds.
 sim: $(VENV)/.dev
 	$(BIN)/python -m tests.simulation --seeds 100 --events 12000 --coverage $(ARGS)
+
+# Released parsers on the same cases, each installed from its wheel into PEERS (several GB).
+PEERS ?= .peers
+bench-codec: $(VENV)/.dev
+	bench/codec_peers/setup.sh $(PEERS)
+	CLOSERANKS_VLLM_VENV=$(PEERS)/vllm CLOSERANKS_SGLANG_VENV=$(PEERS)/sglang $(BIN)/python bench/codec_peers/compare.py
+
+# Every benchmark that needs no peer installed; prints Markdown tables (docs/benchmarks.md says how they are read).
+bench: $(VENV)/.dev
+	$(BIN)/python bench/model_limits.py
+	$(BIN)/python bench/leader_cost.py
+	$(BIN)/python bench/collectives.py
+	$(BIN)/python bench/transfer.py
+	$(BIN)/python bench/codec_cost.py
+	$(BIN)/python bench/guard.py
+
+score: $(VENV)/.dev
+	$(BIN)/python bench/score_dsml.py tests/corpus/dsml.jsonl
+	$(BIN)/python bench/score_hangs.py tests/corpus/hangs.jsonl
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
