@@ -1,5 +1,9 @@
 """Specs are checked when they are given; a fault acts exactly when its spec says."""
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -112,3 +116,22 @@ def test_every_point_is_reached_by_some_part(point: str) -> None:
     source = Path(faults.__file__).parent
     parts = [p for p in source.rglob("*.py") if p != Path(faults.__file__) and f'"{point}"' in p.read_text()]
     assert parts, f"nothing asks for {point}"
+
+
+@pytest.mark.parametrize(("action", "number"), [("kill", signal.SIGKILL), ("crash", signal.SIGSEGV)])
+def test_what_ends_a_process_ends_it_and_is_on_record_before(
+    action: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    record = tmp_path / faults.RECORD
+    program = (
+        "from pathlib import Path; from closeranks.faults import Injector; "
+        f"Injector(['rank.forward:{action}'], Path({str(record)!r}), rank=0).act('rank.forward')"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == -number
+    assert [entry["spec"] for entry in faults.read_record(record)] == [f"rank.forward:{action}"]
+
+
+def test_an_endless_loop_may_be_bounded() -> None:
+    began = time.monotonic()
+    assert faults.Injector(["rank.forward:loop,seconds=0.2"]).act("rank.forward") is not None
+    assert time.monotonic() - began >= 0.2

@@ -29,10 +29,14 @@ POINTS: dict[str, dict[str, str]] = {
     "rank.forward": {
         "raise": "an exception in the forward pass",
         "loop": "an endless loop on the main thread (`seconds=` bounds it)",
+        "crash": "SIGSEGV of the rank, as a native library would",
         "kill": "SIGKILL of the rank",
         "stop": "SIGSTOP of the rank",
     },
-    "rank.row": {"raise": "an exception when a row with `token=` among its tokens is computed (a poison request)"},
+    "rank.row": {
+        "raise": "an exception when a row with `token=` among its tokens is computed (a poison request)",
+        "crash": "SIGSEGV at such a row",
+    },
     "rank.digest": {"wrong": "the rank's digest differs from here on"},
     "rank.arrived": {"corrupt": "flip a byte of an arrived page before it is checked"},
     "transfer.start": {
@@ -157,7 +161,7 @@ class Injector:
         return fault
 
     def act(self, point: str, **facts: object) -> Fault | None:
-        """`due`, carrying out what needs nothing of the caller: raise, kill, stop, loop. Else the fault is returned."""
+        """`due`, carrying out what needs nothing of the caller: raise, kill, crash, stop, loop. Else the fault is returned."""
         fault = self.due(point, **facts)
         if fault is None:
             return None
@@ -165,6 +169,8 @@ class Injector:
             raise InjectedFault(f"injected: {fault.spec}")
         if fault.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault.action == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
         if fault.action == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         if fault.action == "loop":

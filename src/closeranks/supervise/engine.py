@@ -103,6 +103,8 @@ class Engine:
         self._faults: list[tuple[float, set[str]]] = []
         """When each epoch ended by a fault, and which requests were in the step that failed."""
         self._spares = Spares(python, folder)
+        self._fault_at = 0.0
+        self._evidence_s = 0.0
 
     @property
     def incidents(self) -> Path:
@@ -161,9 +163,11 @@ class Engine:
             log.info("engine starts", engine=self.name, epoch=self.epoch.number, pids=[c.pid for c in self.children])
             reason = await self._watch(folder, programs)
             if reason is not None:
+                self._fault_at = time.time()
                 self._set(State.RECOVERING)
                 log.error("engine fault", engine=self.name, epoch=self.epoch.number, reason=reason)
                 await self._keep_evidence(folder, reason)
+                self._evidence_s = time.time() - self._fault_at
             else:
                 await self.children[0].end(STOP_S)  # the leader tells its ranks to stop, and goes
                 await asyncio.gather(*(c.end(STOP_S) for c in self.children[1:]))
@@ -197,6 +201,7 @@ class Engine:
                     continue
                 self._set(State.RUNNING)
                 if (folder / "ready").exists():
+                    self._say_back(folder / "ready")
                     for program in programs:
                         if program.spare and await self._spares.prepare(program.name, program.module):
                             break  # one at a time: they take their time from those that serve
@@ -206,6 +211,13 @@ class Engine:
         finally:
             for task in (*waits, stop):
                 task.cancel()
+
+    def _say_back(self, ready: Path) -> None:
+        """Once after a fault: how long it took, and how much of that the evidence."""
+        if self._fault_at:
+            took = round(ready.stat().st_mtime - self._fault_at, 2)
+            log.info("engine is back", engine=self.name, after_s=took, evidence_s=round(self._evidence_s, 2))
+            self._fault_at = 0.0
 
     async def _last_word(self, folder: Path) -> None:
         """After a rank failed in its work: let the leader say which requests were in the step, and go."""
@@ -231,7 +243,7 @@ class Engine:
         fault = incident.fault_of(folder / "fault.json")
         self._count(fault)
         facts: dict[str, object] = {"engine": self.name, "epoch": self.epoch.number, "fault": fault}
-        facts["detected"] = time.time()
+        facts["detected"] = self._fault_at
         pids = [c.pid for c in self.children]
         drill = [entry for entry in read_record(self._folder.parent / RECORD) if entry.get("pid") in pids]
         if drill:
