@@ -129,6 +129,7 @@ def rows() -> list[Row]:
             ),
         ]
     transfer = "engine=prefill,rank=0,after=12"
+    poison = f"token={POISON},times=0"
     return [
         *made,
         Row("SIGKILL, gateway", ENDS, strike=kill_gateway),
@@ -143,9 +144,9 @@ def rows() -> list[Row]:
         Row("control messages doubled", RIDES, ("peer.send:double,after=10,times=200",)),
         Row("control messages reordered", RIDES, ("peer.send:delay,message=Grant,after=10,times=5,seconds=0.5",
                                                   "peer.send:delay,message=Arrived,after=10,times=5,seconds=0.7")),
-        Row("poison request (raises)", ENDS, (f"rank.row:raise,token={POISON},engine=decode,times=0",), poison=True),
-        Row("poison request (raises in prefill)", ENDS, (f"rank.row:raise,token={POISON},engine=prefill,times=0",), poison=True),
-        Row("poison request (crashes)", ENDS, (f"rank.row:crash,token={POISON},engine=decode,times=0",), poison=True),
+        Row("poison request (raises)", ENDS, (f"rank.row:raise,{poison},engine=decode",), poison=True),
+        Row("poison request (raises in prefill)", ENDS, (f"rank.row:raise,{poison},engine=prefill",), poison=True),
+        Row("poison request (crashes)", ENDS, (f"rank.row:crash,{poison},engine=decode",), poison=True),
         Row("link down 3 s", RIDES, strike=link(3, 1.0), where="link"),
         Row("link down 30 s", RESUMES, strike=link(30, 1.0), where="link", probe=False),
         Row("5 % loss and 100 ms delay", RIDES, strike=link(0, 0.05, 0.1), where="link"),

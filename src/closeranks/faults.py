@@ -161,7 +161,7 @@ class Injector:
         return fault
 
     def act(self, point: str, **facts: object) -> Fault | None:
-        """`due`, carrying out what needs nothing of the caller: raise, kill, crash, stop, loop. Else the fault is returned."""
+        """`due`, carrying out what needs nothing of the caller (raise, kill, …); any other fault is returned."""
         fault = self.due(point, **facts)
         if fault is None:
             return None
