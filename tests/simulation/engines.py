@@ -3,12 +3,15 @@
 from collections import deque
 from typing import Any
 
+from closeranks.engine.leader import rooms as r
 from closeranks.engine.leader.book import Book
 from closeranks.engine.leader.core import Leader
 from closeranks.engine.leader.desk import Desk
 from closeranks.engine.leader.events import Config, Fault
 from closeranks.protocol import (
-    Dropped,
+    Checked,
+    Drain,
+    Ended,
     Fingerprint,
     Joined,
     Output,
@@ -16,16 +19,17 @@ from closeranks.protocol import (
     Progress,
     RankFault,
     Report,
-    Send,
-    Sent,
+    RoomId,
     Step,
     Welcome,
 )
 from tests.engine.leader.stand_in import StandIn
 from tests.simulation import invariants
+from tests.simulation.transfers import Transfers
 from tests.simulation.world import Violation
 
 FINGERPRINT = Fingerprint(1, "weights", "float32", "4 tokens", "tokenizer", "xxh3_64")
+OTHER = Fingerprint(1, "other weights", "float32", "4 tokens", "tokenizer", "xxh3_64")
 
 
 class Life:
@@ -33,23 +37,52 @@ class Life:
 
     def __init__(self, engine: "Engine", epoch: int, instance: int) -> None:
         self.engine, self.world = engine, engine.world
+        self.watch = engine.network.coverage
         self.epoch, self.instance = epoch, instance
-        self.alive = True
-        self.paused_until = 0.0
+        self.alive, self.dying = True, False
+        self.born = self.world.now
+        self.paused_until = self.excused_until = 0.0
+        self.held: list[tuple[Any, Any]] = []
+        """What has come while the leader stood still."""
+        self.leave_by = 0.0
+        """Draining since; leaves when nothing is open, at the latest then."""
+        random = self.world.random
+        self.offset, self.rate = random.random() * 1000.0, random.choice([0.99, 1.0, 1.0, 1.01])
+        self.pace = random.choice([1.0, 1.0, 1.0, 8.0])
+        """How slow its ranks are."""
+        self.ends: dict[RoomId, Ended] = {}
+        self.damaged: set[RoomId] = set()
         config = engine.config(epoch, instance)
         self.leader = Leader(config)
         self.desk = Desk(self.leader, Book(config.page_size, b"salt"), self, engine.writer, False)
         self.ranks = [StandIn(epoch, rank, engine.num_pages, config.page_size) for rank in range(config.tp_size)]
-        self.dropped: list[set[int]] = [set() for _ in self.ranks]
+        self.transfers = Transfers(self)
         self.stalled: list[float] = [0.0] * config.tp_size
+        self.silent_since: list[float] = [0.0] * config.tp_size
         self.ticking: list[int] = [0] * config.tp_size
-        self.busy: list[int] = [0] * config.tp_size
         self.steps: list[deque[Step]] = [deque() for _ in self.ranks]
+        self.mischief = ""
+        self.bad_step = 0
+        """Number of a step of which some rank reports another digest or too few tokens."""
         self.identity = f"peer:{engine.name}:{instance}"
+        self.fingerprint = OTHER if engine.odd else FINGERPRINT
+        self.unlike, engine.unlike = engine.unlike and config.tp_size > 1, False
         for rank in self.ranks:
-            joined = Joined(epoch, rank.rank, 1, FINGERPRINT, rank.memory(), engine.num_pages, config.page_size, 256)
-            self.world.after(self.world.random.random(), self.hear_rank, joined)
+            odd = self.unlike and rank.rank == config.tp_size - 1
+            mark = Fingerprint(1, "half converted", "float32", "", "", "") if odd else self.fingerprint
+            if engine.broken and rank.rank == 0:
+                engine.broken = False
+                self.world.after(random.random(), self.hear_rank, RankFault(epoch, 0, "OSError", "no weights"))
+                continue
+            joined = Joined(epoch, rank.rank, 1, mark, rank.memory(), engine.num_pages, config.page_size, 256)
+            self.world.after(random.random() ** 2, self.hear_rank, joined)
+        if engine.network.restless and random.random() < 0.05:
+            self.world.after(random.random() ** 2, self.drain)
         self.world.after(0.0, self.tick)
+
+    def clock(self) -> float:
+        """This machine's clock: neither its zero nor its pace is another's."""
+        return self.offset + self.world.now * self.rate
 
     # -------------------------------------------------------------------------------------------------- deliveries
 
@@ -57,154 +90,194 @@ class Life:
         """Something reaches the leader, which may be dead or stopped."""
         if not self.alive:
             return
-        if self.paused_until > self.world.now:
-            self.world.fifo(("paused", self.instance), self.paused_until - self.world.now, self.deliver, call, *args)
+        world = self.world
+        if self.held or self.paused_until > world.now:
+            if not self.held:
+                world.after(self.paused_until - world.now, self.resume)
+            self.held.append((call, args))
             return
-        call(*args, self.world.now)
-        if self.alive:
-            invariants.after_event(self.leader, self.world.events)
+        self.hand(call, args)
+
+    def resume(self) -> None:
+        """The leader runs again and finds everything that came meanwhile, in order."""
+        if self.paused_until > self.world.now:
+            self.world.after(self.paused_until - self.world.now + 0.001, self.resume)
+            return
+        held, self.held = self.held, []
+        for call, args in held:
+            if self.alive:
+                self.hand(call, args)
+
+    def hand(self, call: Any, args: Any) -> None:
+        if self.watch is not None:
+            self.watch.leader(self.leader, args)
+        message = args[-1] if args else None
+        checking = type(message) is Checked and self.leader.rooms.state_of(message.room) == r.CHECKING
+        if checking and message.bad and message.room not in self.damaged:
+            raise Violation(f"{self.engine.name}: pages of {message.room} came incomplete, and were said to be whole")
+        call(*args, self.clock())
+        leader = self.leader
+        if self.dying and leader.state != "faulted":
+            raise Violation(f"{self.engine.name} goes on after its fault")
+        invariants.after_event(leader, self.world.events)
+        if type(message) is RankFault and not self.dying:
+            raise Violation(f"{self.engine.name} goes on after {message}")
+        if self.bad_step and not self.dying:
+            opened = leader.steps.open
+            if not opened or opened[0].n > self.bad_step:
+                raise Violation(f"{self.engine.name} settled step {self.bad_step}, on which its ranks do not agree")
 
     def tick(self) -> None:
-        if self.alive:
-            self.deliver(self.desk.tick)
-            for rank, busy in enumerate(self.busy):
-                if busy and self.stalled[rank] <= self.world.now:
+        if not self.alive:
+            return
+        self.deliver(self.desk.tick)
+        now = self.world.now
+        for rank, steps in enumerate(self.steps):
+            if not steps or self.stalled[rank] <= now:
+                self.silent_since[rank] = now
+                if steps:
                     self.ticking[rank] += 1
                     self.hear_rank(Progress(self.epoch, rank, 0, self.ticking[rank]))
-            self.world.after(0.1, self.tick)
+            elif now - max(self.silent_since[rank], self.excused_until) > self.engine.patience and not self.dying:
+                raise Violation(f"{self.engine.name}: rank {rank} hangs in step {steps[0].n} and nobody notices")
+        if self.leave_by:
+            rooms = self.leader.rooms
+            if now > self.leave_by or not (rooms.open or rooms.closing or self.world.random.random() < 0.8):
+                self.engine.kill()
+        self.world.after(0.1, self.tick)
 
     def hear_rank(self, message: Any) -> None:
         self.deliver(self.desk.from_rank, message)
 
     def hear_gateway(self, gateway: str, message: Any) -> None:
+        if self.alive:
+            self.world.note(self.engine.name, message)
         self.deliver(self.desk.from_gateway, gateway, message)
 
     def hear_peer(self, link: str, message: Any) -> None:
+        if self.alive:
+            self.world.note(self.engine.name, message)
         self.deliver(self.desk.from_peer, link, message)
 
     # -------------------------------------------------------------------------------------------------------- wire
 
     def to_ranks(self, message: Step | Welcome) -> None:
+        if self.dying:
+            raise Violation(f"{self.engine.name} issues {message} after its fault")
         if isinstance(message, Welcome):
+            if self.unlike:
+                raise Violation(f"{self.engine.name} is ready with ranks of different fingerprints")
             return
         invariants.lone_rows(self.leader)
+        world = self.world
         for rank in self.ranks:
-            self.busy[rank.rank] += 1
-            delay = 0.001 + self.world.random.random() * 0.01
-            stalled = self.stalled[rank.rank]
-            if stalled > self.world.now:
-                delay += stalled - self.world.now
-            self.steps[rank.rank].append(message)
-            self.world.fifo(("step", self.instance, rank.rank), delay, self.execute, rank)
+            number = rank.rank
+            delay = (0.001 + world.random.random() * 0.01) * self.pace
+            if self.stalled[number] > world.now:
+                delay += self.stalled[number] - world.now
+            if not self.steps[number]:
+                self.silent_since[number] = world.now
+            self.steps[number].append(message)
+            world.fifo(("step", self.instance, number), delay, self.execute, rank)
 
     def to_gateway(self, gateway: str, message: Output) -> None:
-        self.engine.to_gateway(gateway, message)
+        if self.dying:
+            raise Violation(f"{self.engine.name} says {message} after its fault")
+        for tokens in message.tokens:
+            if tokens.room in self.ends:
+                raise Violation(f"{self.engine.name} sent tokens of {tokens.room} after its end")
+            if self.engine.role == "prefill":
+                raise Violation(f"{self.engine.name} sent tokens of {tokens.room}")
+        for ended in message.ended:
+            if ended.room in self.ends:
+                raise Violation(f"{self.engine.name} ended {ended.room} twice: {self.ends[ended.room]}, {ended}")
+            self.ends[ended.room] = ended
+            if ended.reason == "invalid":
+                raise Violation(f"{self.engine.name} calls {ended.room} invalid: {ended.detail}")
+        self.engine.network.to_gateway(self.engine, gateway, message)
 
     def say_status(self, gateway: str) -> None:
-        self.engine.to_gateway(gateway, self.leader.status(self.world.now))
+        self.engine.network.to_gateway(self.engine, gateway, self.leader.status(self.clock()))
 
     def to_peer(self, link: str, message: PeerMessage) -> None:
+        if self.dying:
+            raise Violation(f"{self.engine.name} says {message} after its fault")
         self.engine.network.route_peer(self, link, message)
 
-    def dial(self, endpoint: str) -> None:
-        pass
+    def dial(self, endpoint: str) -> None: ...
 
-    def hang_up(self, endpoint: str) -> None:
-        pass
+    def hang_up(self, endpoint: str) -> None: ...
 
     def fault(self, fault: Fault) -> None:
-        self.world.note(f"{self.engine.name} fault {fault.name}: {fault.detail[:120]}")
+        """The process goes a moment later; what it still hears must change nothing."""
+        self.world.note(self.engine.name, f"fault {fault.name}: {fault.detail[:160]}")
         self.engine.faults.append(fault.name)
-        if self.world.calm and not self.engine.excuse:
+        if self.world.calm:
             raise Violation(f"{self.engine.name}: fault {fault.name} without a cause: {fault.detail}")
-        self.engine.excuse = False
-        self.engine.kill()
+        self.dying = True
+        random = self.world.random
+        if random.random() < 0.2:
+            self.world.after(0.0, self.hear_gateway, "operator", Drain())
+            self.world.after(0.0, self.hear_rank, RankFault(self.epoch, 0, "ValueError", "this one, too"))
+        self.world.after(random.random() * 0.8, self.leave)
+
+    def leave(self) -> None:
+        if self.alive:
+            self.engine.kill()
 
     # ------------------------------------------------------------------------------------------------------- ranks
+
+    def stall(self, rank: int, seconds: float) -> None:
+        self.stalled[rank] = self.world.now + seconds
+
+    def drain(self) -> None:
+        """The operator wants the engine to leave; its supervisor starts it again."""
+        self.hear_gateway("operator", Drain())
+        if self.leader.state == "draining":
+            self.leave_by = self.leave_by or self.world.now + 4.0
 
     def execute(self, rank: StandIn) -> None:
         if not self.alive:
             return
-        if self.stalled[rank.rank] > self.world.now:
-            delay = self.stalled[rank.rank] - self.world.now
-            self.world.fifo(("step", self.instance, rank.rank), delay, self.execute, rank)
+        world, number = self.world, rank.rank
+        if self.stalled[number] > world.now:
+            world.fifo(("step", self.instance, number), self.stalled[number] - world.now, self.execute, rank)
             return
-        step = self.steps[rank.rank].popleft()
-        self.busy[rank.rank] -= 1
+        step = self.steps[number].popleft()
         report = rank.execute(step)
-        if self.engine.mischief == "digest" and rank.rank == len(self.ranks) - 1 and len(self.ranks) > 1:
-            self.engine.mischief = ""
-            report = Report(report.epoch, report.rank, report.n, report.digest ^ 1, report.tokens)
-        if self.engine.mischief == "raise":
-            self.engine.mischief = ""
-            self.hear_rank(RankFault(self.epoch, rank.rank, "ValueError", "injected"))
-            return
-        random = self.world.random
-        for send in step.sends:
-            write = 0.001 + random.random() * 0.02
-            if random.random() < 0.03 and not self.world.calm:
-                write += random.random() ** 3 * 6.0
-            self.world.fifo(("write", self.instance, rank.rank), write, self.write, rank, send)
-        for check in step.checks:
-            self.world.after(0.001 + random.random() * 0.01, self.check, rank, check.room, check.pages, check.sums)
-        for instance in step.drop:
-            self.world.after(random.random() ** 2 * 2.0, self.drop, rank, instance)
-        self.world.fifo(("report", self.instance, rank.rank), 0.0005, self.hear_rank, report)
-
-    def check(self, rank: StandIn, room: Any, pages: list[int], sums: list[list[int]]) -> None:
-        if self.alive:
-            self.hear_rank(rank.check(room, pages, sums))
-
-    def drop(self, rank: StandIn, instance: int) -> None:
-        if self.alive:
-            self.dropped[rank.rank].add(instance)
-            self.hear_rank(Dropped(self.epoch, rank.rank, instance))
-
-    def write(self, rank: StandIn, send: Send, late: bool = False) -> None:
-        """The bytes land. A dead writer's may still, until the target dropped it."""
-        world, random = self.world, self.world.random
-        if not self.alive and not late:
-            if random.random() < 0.7:  # what was under way when the writer died may land a good while later
-                self.world.after(random.random() ** 2 * 4.0, self.write, rank, send, True)
-            return
-        target = self.engine.network.lives.get(send.peer)
-        error = ""
-        ends = (self.engine.name, target.engine.name) if target is not None else ("", "")
-        if target is None or not target.alive or self.instance in target.dropped[rank.rank]:
-            error = "remote disconnected"
-        elif world.partitions.get(ends, 0.0) > world.now:
-            self.world.after(0.3, self.write, rank, send)  # stuck as long as the link is down
-            return
-        else:
-            invariants.may_write(target.leader, self.instance, send)
-            if not world.calm and random.random() < world.failing:
-                error = "injected"
-                half = Send(send.transfer, send.room, send.peer, send.pages[: len(send.pages) // 2])
-                rank.send(half, target.ranks[rank.rank])
-            else:
-                sent = rank.send(send, target.ranks[rank.rank])
-                if not world.calm and random.random() < world.damage:
-                    page = target.ranks[rank.rank].pool[send.pages[0][1]]
-                    page[:] = [kv ^ 5 for kv in page]
-        if error:
-            sent = Sent(self.epoch, rank.rank, send.transfer, error, [])
-        self.world.after(0.0005 + random.random() * 0.005, self.hear_rank, sent)
+        if self.mischief:
+            if self.mischief == "digest" and number == len(self.ranks) - 1 > 0:
+                self.mischief, self.bad_step = "", step.n
+                report = Report(report.epoch, report.rank, report.n, report.digest ^ 1, report.tokens)
+            elif self.mischief == "short" and report.tokens:
+                self.mischief, self.bad_step = "", step.n
+                report = Report(report.epoch, report.rank, report.n, report.digest, report.tokens[1:])
+            elif self.mischief == "raise":
+                self.mischief = ""
+                self.stall(number, 10_000.0)
+                self.hear_rank(RankFault(self.epoch, number, "ValueError", "injected"))
+                return
+        self.transfers.begin(rank, step)
+        world.fifo(("report", self.instance, number), 0.0005, self.hear_rank, report)
 
 
 class Engine:
     """An engine under a supervisor: killed whole, replaced under the next epoch."""
 
-    def __init__(self, network: Any, name: str, role: str, endpoint: str, num_pages: int, **config: Any) -> None:
+    def __init__(self, network: Any, name: str, role: str, num_pages: int, **config: Any) -> None:
         self.network, self.world = network, network.world
-        self.name, self.role, self.endpoint = name, role, endpoint
+        self.name, self.role = name, role
         self.num_pages = num_pages
         self.options = config
+        self.odd = self.unlike = self.broken = False
+        """Other weights from the next epoch on; in its last rank only; a rank that cannot load."""
         self.writer: Any = None
-        self.mischief = ""
-        self.excuse = False
+        """Step log of the next life."""
         self.faults: list[str] = []
-        self.life: Life | None = None
+        self.patience = 7.0
+        """Seconds after which a rank that hangs must have been noticed."""
         self.epoch = 0
+        self.life: Life
         self.start()
 
     def config(self, epoch: int, instance: int) -> Config:
@@ -214,6 +287,9 @@ class Engine:
 
     def start(self) -> None:
         self.epoch += 1
+        if self.epoch > 1 and self.network.restless:
+            self.broken = self.broken or self.world.random.random() < 0.04
+            self.unlike = self.unlike or self.world.random.random() < 0.04
         instance = self.world.random.getrandbits(62) + 1
         self.life = Life(self, self.epoch, instance)
         self.network.lives[instance] = self.life
@@ -221,10 +297,6 @@ class Engine:
 
     def kill(self) -> None:
         """End every process of the engine; the next epoch starts when all are reaped."""
-        assert self.life is not None
         if self.life.alive:
             self.life.alive = False
-            self.world.after(0.2 + self.world.random.random(), self.start)
-
-    def to_gateway(self, gateway: str, message: Any) -> None:
-        self.network.to_gateway(self, gateway, message)
+            self.world.after(0.1 + self.world.random.random() ** 2, self.start)

@@ -1,28 +1,25 @@
-"""A simulated gateway: holds each request whole, resumes it under the next generation, checks every token it gets."""
+"""The real resume and router code as a gateway's process, and clients who hold each token against the right one."""
 
+from collections.abc import Callable
 from typing import Any
 
-from closeranks.protocol import Abort, Attach, Ended, Output, RoomId, Sampling, Status, Submit, Tokens
+from closeranks.gateway.resume import End, Request, Requests
+from closeranks.gateway.router import Router
+from closeranks.protocol import Attach, Output, Sampling, Status, TopLogprobs
 from tests.engine.leader.stand_in import continuation
 from tests.simulation.world import Violation
 
-PATIENCE_S = 8.0
-"""Without anything new for so long an attempt is given up (its messages may be lost)."""
 
+class Client:
+    """One client's request, its only right answer, and what has come of it."""
 
-class Request:
-    def __init__(self, number: int, prompt: list[int], new: int, stops: list[int], deadline: float) -> None:
-        self.id = number
-        self.prompt, self.new, self.stops = prompt, new, stops
-        self.deadline = deadline
+    def __init__(self, gateway: "Gateway", number: int, prompt: list[int], new: int, stops: list[int]) -> None:
+        self.gateway, self.world = gateway, gateway.world
+        self.id, self.prompt, self.new, self.stops = number, prompt, new, stops
+        self.deadline = self.began = gateway.world.now
         self.alone = False
-        self.generation = 0
-        self.pair: tuple[str, str] = ("", "")
-        self.tokens: list[int] = list(prompt)
-        self.moved = 0.0
-        self.spoke = False
+        self.got: list[int] = []
         self.done = ""
-        self.ended: dict[str, Ended] = {}
         right = continuation(prompt, new)
         for index, token in enumerate(right):
             if token in stops:
@@ -30,168 +27,144 @@ class Request:
                 break
         self.right = right
 
-    @property
-    def room(self) -> RoomId:
-        return RoomId(self.id, self.generation)
+    def on_tokens(self, tokens: list[int], logprobs: list[TopLogprobs]) -> None:
+        self.got += tokens
+        if self.done:
+            raise Violation(f"{self.id:016x}.1: tokens after its end")
+        if self.got != self.right[: len(self.got)]:
+            raise Violation(f"{self.id:016x}.1: wrong tokens {self.got}, right: {self.right}")
 
-    @property
-    def emitted(self) -> list[int]:
-        return self.tokens[len(self.prompt) :]
-
-    @property
-    def complete(self) -> bool:
-        return len(self.emitted) == len(self.right)
+    def on_end(self, end: End) -> None:
+        name, calm = f"{self.id:016x}.1", self.world.calm
+        if end.reason in ("stop", "length"):
+            if self.got != self.right:
+                raise Violation(f"{name}: ended by {end.reason} after {len(self.got)} of {len(self.right)} tokens")
+        elif end.reason == "busy":
+            if self.got:
+                raise Violation(f"{name}: refused after its first token")
+        elif end.reason == "deadline":
+            if self.world.now < self.deadline - 0.02 * (self.deadline - self.began):
+                raise Violation(f"{name}: ended {self.deadline - self.world.now:.1f} s before its deadline")
+        elif end.reason not in ("poison", "fault", "no_engine", "peer") or calm:
+            raise Violation(f"{name}: ended by {end.reason}: {end.detail}")
+        elif end.reason == "peer" and "differ" not in end.detail:
+            raise Violation(f"{name}: ended by the pair: {end.detail}")
+        self.gateway.finish(self, "done" if end.reason in ("stop", "length") else end.reason)
 
 
 class Gateway:
+    """Sends what the table wants sent, ten times a second, and checks it against what the clients know."""
+
     def __init__(self, network: Any, name: str) -> None:
-        self.network, self.world = network, network.world
-        self.name = name
+        self.network, self.world, self.name = network, network.world, name
+        self.watch = network.coverage
         self.alive = True
-        self.requests: dict[int, Request] = {}
-        self.finished: list[Request] = []
-        self.instances: dict[str, int] = {}
-        self.ends: dict[tuple[str, RoomId], Ended] = {}
+        self.clients: dict[int, Client] = {}
+        self.results: list[str] = []
+        engines = network.engines.values()
+        roles = {role: [e.name for e in engines if e.role == role] for role in ("prefill", "decode", "both")}
+        router = Router(roles["prefill"], roles["decode"], roles["both"], 5.0)
+        self.table = Requests(router, gap_s=1.0, engine_wait_s=15.0)
+        self.attached = -1.0
         self.world.after(0.0, self.tick)
+
+    def drive(self, call: Callable[..., None], *args: Any) -> None:
+        """An event, and the messages that follow from it."""
+        if not self.alive:
+            return
+        if self.watch is not None:
+            self.watch.gateway(self.table, call.__name__, args)
+        call(*args)
+        table = self.table
+        if table.outbox:
+            outbox, table.outbox = table.outbox, []
+            for endpoint, message in outbox:
+                self.network.to_engine(self, endpoint, message)
+        if self.world.events % 4 == 0:
+            self.check()
+
+    def check(self) -> None:
+        """The table's books."""
+        table = self.table
+        if table.open.keys() != self.clients.keys():
+            raise Violation("the table's open requests are not the clients'")
+        open_on = dict.fromkeys(table.router.engines, 0)
+        placed = 0
+        for request in table.open.values():
+            if request.pair is not None:
+                placed += 1
+                for endpoint in request.pair.endpoints:
+                    open_on[endpoint] += 1
+        if table.waiting + placed != len(table.open):
+            raise Violation("a request neither waits nor runs")
+        for endpoint, engine in table.router.engines.items():
+            if engine.open != open_on[endpoint]:
+                raise Violation(f"{endpoint}: counts {engine.open} open attempts of {open_on[endpoint]}")
 
     def tick(self) -> None:
         if not self.alive:
             return
-        for endpoint in self.network.endpoints:
-            self.say(endpoint, Attach(self.name))
         now = self.world.now
-        for request in list(self.requests.values()):
-            if now > request.deadline:
-                self.abandon(request)
-                self.finish(request, "deadline")
-            elif now - request.moved > PATIENCE_S:
-                self.again(request, 0.0)
-        self.world.after(0.5, self.tick)
+        if now - self.attached >= 1.0:
+            self.attached = now
+            for endpoint in self.network.engines:
+                self.network.to_engine(self, endpoint, Attach(self.name))
+        self.drive(self.table.on_time, now)
+        engines = self.network.engines
+        for request in self.table.open.values():
+            name = f"{request.id:016x}.{request.generation}"
+            if now > request.deadline + 0.2:
+                raise Violation(f"{name}: open {now - request.deadline:.1f} s after its deadline")
+            if request.pair is not None and now - request.began > 15.0:
+                life = engines[request.pair.decode].life
+                known = self.table.router.engines[request.pair.decode].status
+                if known is not None and known.instance == life.instance and life.born > request.began + 0.1:
+                    raise Violation(f"{name}: waits for {known.engine}, which has been replaced since")
+        self.world.after(0.1, self.tick)
 
-    def say(self, endpoint: str, message: Any) -> None:
-        self.network.to_engine(self, endpoint, message)
+    def start(self, client: Client) -> None:
+        self.clients[client.id] = client
+        request = Request(
+            id=client.id,
+            rid=str(client.id),
+            tokens=list(client.prompt),
+            prompt_length=len(client.prompt),
+            max_new_tokens=client.new,
+            sampling=Sampling(),
+            stop_ids=client.stops,
+            deadline=client.deadline,
+            sink=client,
+        )
+        request.charged = 2 if client.alone else 0
+        self.drive(self.table.start, request, self.world.now)
 
-    # ------------------------------------------------------------------------------------------------------ requests
-
-    def start(self, request: Request) -> None:
-        self.requests[request.id] = request
-        self.attempt(request.id, 0)
-
-    def attempt(self, number: int, generation: int) -> None:
-        request = self.requests.get(number)
-        if request is None or request.generation != generation or not self.alive:
-            return
-        if self.world.now >= request.deadline:
-            self.finish(request, "deadline")
-            return
-        request.generation += 1
-        request.moved = self.world.now
-        request.spoke = False
-        request.pair = self.world.random.choice(self.network.pairs)
-        prefill, decode = request.pair
-        left = request.new - len(request.emitted)
-        for endpoint in dict.fromkeys(request.pair):
-            peer = "" if prefill == decode else (decode if endpoint == prefill else prefill)
-            submit = Submit(
-                request.room,
-                f"r{request.id}",
-                list(request.tokens),
-                len(request.prompt),
-                left,
-                Sampling(),
-                request.stops,
-                request.deadline - self.world.now,
-                peer,
-                request.alone,
-            )
-            if self.world.random.random() < 0.01 and not self.world.calm:
-                self.say(endpoint, Abort(request.room, "before its submit"))
-            self.say(endpoint, submit)
-            if self.world.random.random() < 0.01 and not self.world.calm:
-                self.say(endpoint, submit)
-
-    def again(self, request: Request, delay: float) -> None:
-        self.abandon(request)
-        request.moved = self.world.now + delay
-        generation = request.generation
-        if request.complete:
-            self.finish(request, "done")
-            return
-        self.world.after(delay, self.attempt, request.id, generation)
-
-    def abandon(self, request: Request) -> None:
-        for endpoint in dict.fromkeys(request.pair):
-            if endpoint:
-                self.say(endpoint, Abort(request.room, "next attempt"))
-
-    def abort(self, number: int) -> None:
+    def abort(self, client: Client) -> None:
         """The client has gone."""
-        request = self.requests.get(number)
-        if request is not None and self.alive:
-            self.abandon(request)
-            self.finish(request, "aborted")
+        if self.alive and not client.done:
+            self.finish(client, "aborted")
+            self.drive(self.table.abort, client.id, "client")
 
-    def finish(self, request: Request, why: str) -> None:
-        request.done = why
-        del self.requests[request.id]
-        self.finished.append(request)
+    def finish(self, client: Client, why: str) -> None:
+        client.done = why
+        del self.clients[client.id]
+        self.results.append(why)
 
-    # ------------------------------------------------------------------------------------------------------- hearing
+    def die(self) -> None:
+        self.alive = False
+        for client in self.clients.values():
+            client.done = "gateway died"
+            self.results.append(client.done)
+        self.clients.clear()
+        del self.network.gateways[self.name]
 
-    def hear(self, endpoint: str, message: Any) -> None:
+    def hear(self, endpoint: str, message: Output | Status) -> None:
         if not self.alive:
             return
         if isinstance(message, Status):
-            before = self.instances.get(endpoint)
-            self.instances[endpoint] = message.instance
-            if before is not None and before != message.instance:
-                for request in list(self.requests.values()):
-                    if request.pair[1] == endpoint or (request.pair[0] == endpoint and not request.spoke):
-                        self.again(request, 0.05)
+            self.drive(self.table.on_status, endpoint, message, self.world.now)
             return
-        assert isinstance(message, Output)
-        for tokens in message.tokens:
-            self.take(endpoint, tokens)
-        for ended in message.ended:
-            self.take_end(endpoint, ended)
+        self.world.note(self.name, message)
+        self.drive(self.table.on_output, endpoint, message, self.world.now)
 
-    def take(self, endpoint: str, tokens: Tokens) -> None:
-        if (endpoint, tokens.room) in self.ends:
-            raise Violation(f"{endpoint} sent tokens of {tokens.room} after its end")
-        request = self.requests.get(tokens.room.id)
-        if request is None or request.generation != tokens.room.generation:
-            return
-        if endpoint != request.pair[1]:
-            raise Violation(f"tokens of {tokens.room} from {endpoint}")
-        if tokens.index < len(request.tokens):
-            raise Violation(f"{tokens.room}: index {tokens.index} again")
-        if tokens.index > len(request.tokens):
-            self.again(request, 0.0)  # an output was lost
-            return
-        request.tokens += tokens.tokens
-        request.spoke = True
-        request.moved = self.world.now
-        emitted = request.emitted
-        if emitted != request.right[: len(emitted)]:
-            raise Violation(f"{tokens.room}: wrong tokens {emitted}, right: {request.right}")
-
-    def take_end(self, endpoint: str, ended: Ended) -> None:
-        if (endpoint, ended.room) in self.ends:
-            raise Violation(f"{endpoint} ended {ended.room} twice: {self.ends[endpoint, ended.room]}, {ended}")
-        self.ends[endpoint, ended.room] = ended
-        request = self.requests.get(ended.room.id)
-        if request is None or request.generation != ended.room.generation:
-            return
-        by_decode = endpoint == request.pair[1]
-        if not by_decode and request.spoke:
-            return
-        if ended.reason in ("stop", "length"):
-            if by_decode:
-                self.again(request, 0.0)  # done, or with a gap
-        elif ended.reason == "invalid":
-            raise Violation(f"{endpoint} calls {ended.room} invalid: {ended.detail}")
-        elif ended.reason == "deadline":
-            if self.world.now < request.deadline - 0.5:
-                raise Violation(f"{endpoint}: {ended.room} ended early by deadline")
-        else:
-            self.again(request, 0.05 + ended.retry_after_s * 0.2)
+    def link_lost(self, endpoint: str) -> None:
+        self.drive(self.table.on_link_lost, endpoint, self.world.now)

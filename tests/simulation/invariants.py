@@ -1,5 +1,7 @@
 """What must hold after every event, whatever happened."""
 
+from typing import Any
+
 from closeranks.engine.leader import rooms as r
 from closeranks.engine.leader.core import Leader
 from closeranks.protocol import Send
@@ -47,8 +49,11 @@ def lone_rows(leader: Leader) -> None:
         raise Violation(f"a lone request is open together with others: {[str(x) for x in rooms]}")
 
 
-def may_write(target: Leader, writer: int, send: Send) -> None:
+def may_write(target: Leader, life: Any, send: Send) -> None:
     """A page that is written to is the room's, granted to this writer, or in quarantine; nobody else's."""
+    writer = life.instance
+    if target.fingerprint != life.leader.fingerprint:
+        raise Violation(f"{life.engine.name} writes to {target.config.engine}, whose fingerprint differs")
     for _, page in send.pages:
         if page in target.pool.quarantined:
             continue

@@ -1,9 +1,12 @@
-"""Clock, event queue and network of a simulated deployment. Everything random comes from one seed."""
+"""Clock, event queue and unreliable delivery of a simulated deployment. Everything random comes from one seed."""
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+from tests.simulation.weather import FAIR, Weather
 
 
 class Violation(AssertionError):
@@ -11,7 +14,7 @@ class Violation(AssertionError):
 
 
 class World:
-    """Runs callbacks in the order of simulated time; keeps a short trace of what was delivered."""
+    """Runs callbacks in the order of simulated time; remembers the last deliveries for the trace."""
 
     def __init__(self, seed: int, calm: bool = False) -> None:
         self.seed = seed
@@ -20,14 +23,14 @@ class World:
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.number = 0
         self.events = 0
-        self.trace: list[str] = []
+        self.said: deque[tuple[float, str, object]] = deque(maxlen=30_000)
+        """(time, where, what happened there), newest last."""
         self.calm = calm
-        """No loss, doubling, partition or damage from here on."""
-        self.loss = self.double = self.damage = self.failing = 0.0
+        """No loss, doubling, partition, damage or fault."""
+        self.weather: Weather = FAIR
         self.partitions: dict[tuple[str, str], float] = {}
         """(engine, engine) -> time until which nothing passes between them."""
         self.last: dict[object, float] = {}
-        self.fifo_heap = 0
 
     def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
         self.number += 1
@@ -53,30 +56,34 @@ class World:
             self.step()
         self.now = max(self.now, at)
 
-    def note(self, text: str) -> None:
-        self.trace.append(f"{self.now:9.3f} {text}")
-        if len(self.trace) > 400:
-            del self.trace[:200]
+    def note(self, where: str, what: object) -> None:
+        self.said.append((self.now, where, what))
 
-    # ------------------------------------------------------------------------------------------------------- network
+    def trace(self, last: int = 40) -> list[str]:
+        """The last deliveries, as text."""
+        return [f"{at:9.3f} {where:10} {what!s:.300}" for at, where, what in list(self.said)[-last:]]
+
+    def cut(self, a: str, b: str) -> bool:
+        """Is the link between two engines down?"""
+        return bool(self.partitions) and self.partitions.get((a, b), 0.0) > self.now
 
     def delay(self) -> float:
         """Mostly a millisecond, sometimes much more: messages overtake each other."""
         draw = self.random.random()
-        if draw < 0.95:
+        if draw > self.weather.slow:
             return draw * 0.003
-        return (draw - 0.95) * 20 * self.random.random() * 0.4
+        return self.random.random() ** 2 * 0.5
 
     def unreliable(self, ends: tuple[str, str], call: Callable[..., None], *args: Any) -> None:
         """Lose, double, delay and reorder."""
-        if self.partitions and self.partitions.get(ends, 0.0) > self.now:
+        if self.cut(*ends):
             return
         if self.calm:
             self.after(0.001, call, *args)
             return
         draw = self.random.random()
-        if draw < self.loss:
+        if draw < self.weather.loss:
             return
-        if draw > 1 - self.double:
+        if draw > 1 - self.weather.double:
             self.after(self.delay(), call, *args)
         self.after(self.delay(), call, *args)

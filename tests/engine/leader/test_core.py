@@ -5,6 +5,7 @@ import pytest
 from closeranks.protocol import (
     Abort,
     Attach,
+    Beat,
     Checked,
     Drain,
     End,
@@ -445,3 +446,18 @@ def test_prefill_computes_nothing_that_was_not_granted() -> None:
     engine.desk.from_peer("peer:x", Grant(RoomId(1, 1), 8, 0, [5, 6]), engine.now)
     step = engine.steps[-1]
     assert [send.pages for send in step.sends] == [[(step.rows[0].begin.pages[0], 5), (step.rows[0].begin.pages[1], 6)]]
+
+
+def test_a_grant_whose_submit_never_comes_ends_for_another_attempt() -> None:
+    """The promise's time is over, not the request's: decode must not tell its client of a deadline."""
+    engine = Driven(role="prefill")
+    engine.desk.from_peer("peer:x", hello(), engine.now)
+    engine.answer()
+    engine.desk.from_peer("peer:x", Grant(RoomId(1, 1), 8, 0, [5, 6]), engine.now)
+    for _ in range(12):
+        engine.tick(1.0)
+        engine.answer()
+        engine.desk.from_peer("peer:x", Beat("other", 1, 8, [(RoomId(1, 1), "reserved")]), engine.now)
+    ends = [message for _, message in engine.peer if isinstance(message, End)]
+    assert ends
+    assert all(end.reason == "peer" and end.retryable for end in ends)

@@ -15,12 +15,13 @@ from closeranks.engine.leader.log import Damaged, Header, Writer, read, segments
 from closeranks.engine.leader.replay import Life, replay
 from tests.simulation.run import Run
 
+LOGGED = "decode-1"
 
-def simulated(folder: Path, seed: int, segment_bytes: int = 1 << 14, keep: int = 50, events: int = 4000) -> Run:
-    """A run whose first engine writes a log (of its first epoch: the run is without faults)."""
+
+def simulated(folder: Path, seed: int, segment_bytes: int = 1 << 14, keep: int = 50, events: int = 9000) -> Run:
+    """A run of which one engine writes a log (of its first epoch: the run is without faults)."""
     run = Run(seed, events, calm=True)
-    engine = next(iter(run.network.engines.values()))
-    assert engine.life is not None
+    engine = run.network.engines[LOGGED]
     engine.life.desk.writer = Writer(folder, engine.life.leader.config, segment_bytes, keep)
     run.go()
     engine.life.desk.writer.flush()
@@ -130,9 +131,8 @@ def test_a_full_disk_is_counted_and_the_log_goes_on_later(tmp_path: Path, monkey
 def test_service_goes_on_with_a_full_disk_and_the_next_segment_starts_from_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(3, 4000, calm=True)
-    engine = next(iter(run.network.engines.values()))
-    assert engine.life is not None
+    run = Run(3, 9000, calm=True)
+    engine = run.network.engines[LOGGED]
     writer = engine.life.desk.writer = Writer(tmp_path, engine.life.leader.config, 1 << 20, 10)
     write, count = os.write, 0
 
@@ -159,14 +159,14 @@ def test_no_token_ids_in_the_log_unless_asked(tmp_path: Path) -> None:
     records = [record for part in segments(tmp_path) for record in read(part)]
     assert records
     assert not [record for record in records if type(record).__name__ == "Words"]
-    assert run.results["done"] > 10
+    assert run.outcome()["done"] > 10
 
 
 def test_a_requests_life_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = simulated(tmp_path, 1)
-    name = next(iter(run.network.engines))
-    request = next(x for x in run.gateway.finished if x.done == "done" and name in x.pair)
-    life = Life(f"r{request.id}")
+    ends = run.network.engines[LOGGED].life.ends.values()
+    request = next(x.room for x in ends if x.reason == "length")
+    life = Life(str(request.id))
     assert replay(tmp_path, life).difference is None
     words = " / ".join(moment.what for moment in life.close())
     assert "Submitted" in words
@@ -181,7 +181,6 @@ def test_snapshot_of_a_snapshot_is_equal(tmp_path: Path) -> None:
     while run.world.events < 3000:
         run.world.step()
     for engine in run.network.engines.values():
-        assert engine.life is not None
         leader = engine.life.leader
         data = snapshot.take(leader)
         assert snapshot.take(snapshot.restore(leader.config, data)) == data

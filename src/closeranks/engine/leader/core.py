@@ -382,7 +382,11 @@ class Leader:
             self.fault("stuck", detail, rank, step)
             return
         for room in list(self.rooms.open.values()):
-            if at > room.deadline and room.state != r.ENDED:
+            if at <= room.deadline or room.state == r.ENDED:
+                continue
+            if room.state == r.PROMISED:  # the promise's time, not the request's: another attempt may do
+                self.end(room, r.DEADLINE, "peer", "granted, but its submit never came", retryable=True)
+            else:
                 self.end(room, r.DEADLINE, "deadline", f"its time was up in state {room.state}", retryable=False)
         for gateway, heard in list(self.gateways.items()):
             if at - heard > self.config.lease_s:

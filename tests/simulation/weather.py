@@ -1,0 +1,81 @@
+"""What besets a deployment: a run passes through one weather after another, so that every seed meets most of them."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Weather:
+    """Chances per message or per transfer, rates per simulated second."""
+
+    name: str
+    loss: float = 0.01
+    """Of a message between engines; a twentieth of it breaks a gateway's connection."""
+    leak: float = 0.0
+    """Of a message between a gateway and an engine, either way: lost, doubled or late, and nobody is told."""
+    meddling: float = 0.003
+    """Submits after which somebody else ends the room."""
+    double: float = 0.01
+    slow: float = 0.05
+    """Messages that take up to half a second."""
+    late: float = 0.03
+    """Writes that take up to `lateness_s`."""
+    lateness_s: float = 3.0
+    failing: float = 0.0
+    """Transfers that fail, half written."""
+    sticking: float = 0.0
+    """Transfers that never settle."""
+    damage: float = 0.0
+    """Pages whose content changes on the way."""
+    aborts: float = 0.15
+    """Requests whose client leaves."""
+    mass: float = 0.05
+    """Bursts that leave together."""
+    gap_s: float = 0.06
+    """Mean time between clients."""
+    long: bool = False
+    """Long prompts and outputs: pages become scarce."""
+    lone: float = 0.03
+    troubles: dict[str, float] = field(default_factory=dict)
+    """Trouble (see `trouble.py`) -> times a second."""
+
+
+FAIR = Weather("fair")
+WEATHERS = [
+    FAIR,
+    Weather("abort storm", aborts=0.8, mass=0.7, gap_s=0.02),
+    Weather("tight", long=True, gap_s=0.03, aborts=0.1),
+    Weather("tight storm", long=True, gap_s=0.03, aborts=0.6, mass=0.3, late=0.3, lateness_s=1.0),
+    Weather("slow writers", late=0.5, lateness_s=4.0, aborts=0.6, gap_s=0.04),
+    Weather("failing transfers", failing=0.15, late=0.1),
+    Weather("stuck transfers", sticking=0.03, aborts=0.3),
+    Weather("damaged pages", damage=0.1),
+    Weather("loss", loss=0.2, double=0.05, slow=0.1),
+    Weather("echoes", double=0.4, slow=0.3, aborts=0.4),
+    Weather("broken links", troubles={"partition": 0.5}, late=0.1, aborts=0.3),
+    Weather("restarts", troubles={"kill": 0.6, "raise": 0.6}, late=0.4, lateness_s=2.0),
+    Weather("writers die", troubles={"kill_prefill": 0.8}, late=0.5, lateness_s=2.0, gap_s=0.03),
+    Weather("faults", troubles={"raise": 2.0, "digest": 1.0, "short": 0.5}),
+    Weather("stalls", troubles={"stall": 0.8, "hang": 0.4, "pause": 0.3}),
+    Weather("gateways die", troubles={"gateway": 0.2, "cut_gateway": 0.8}, aborts=0.4),
+    Weather("leaks", leak=0.3, meddling=0.1, aborts=0.3, loss=0.1),
+    Weather(
+        "leaks and restarts",
+        leak=0.3,
+        loss=0.2,
+        troubles={"kill": 0.8, "raise": 1.0, "cut_gateway": 0.4, "hang": 0.2},
+    ),
+    Weather("other versions", troubles={"version": 0.5, "unlike": 0.2, "broken": 0.2, "kill": 0.2}),
+    Weather("drains", troubles={"drain": 2.0, "raise": 0.6, "kill": 0.2}, gap_s=0.03, aborts=0.4),
+    Weather("lone requests", lone=0.4, gap_s=0.03, aborts=0.3),
+    Weather(
+        "everything",
+        loss=0.05,
+        double=0.05,
+        late=0.2,
+        failing=0.03,
+        damage=0.02,
+        aborts=0.5,
+        mass=0.3,
+        troubles={"kill": 0.15, "stall": 0.2, "partition": 0.1, "digest": 0.1, "raise": 0.1, "gateway": 0.05},
+    ),
+]
