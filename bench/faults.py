@@ -35,6 +35,13 @@ POISON = 499
 """A token that no other prompt has."""
 
 
+LATE = (
+    "transfer.start:fail,engine=prefill,rank=1,transfer=12",
+    "transfer.start:late,engine=prefill,rank=0,transfer=12,seconds=2",
+)
+"""One rank's failure ends the room, the other rank's bytes land in its pages later."""
+
+
 @dataclass(frozen=True)
 class Row:
     """`where`: one command (`local`), on a small disk (`disk`), two on one host (`apart`), two networks (`link`)."""
@@ -136,7 +143,7 @@ def rows() -> list[Row]:
         Row("transfer sticks", RESUMES, (f"transfer.start:stick,{transfer}",)),
         Row("transfer sticks for 3 s", RIDES, (f"transfer.start:stick,{transfer},seconds=3",)),
         Row("transfer fails", RESUMES, (f"transfer.start:fail,{transfer}",)),
-        Row("transfer fails, is written 2 s later", RESUMES, (f"transfer.start:late,{transfer},seconds=2",)),
+        Row("transfer fails, is written 2 s later", RESUMES, LATE),
         Row("prefill rank killed while decode rank stands 2 s", RESUMES, strike=kill_prefill_while_decode_stands),
         Row("corrupted page", RESUMES, ("rank.arrived:corrupt,engine=decode,rank=0,after=12",)),
         Row("control messages lost: Grant", RIDES, ("peer.send:drop,message=Grant,after=10,times=3",)),

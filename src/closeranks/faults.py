@@ -42,7 +42,8 @@ POINTS: dict[str, dict[str, str]] = {
     "transfer.start": {
         "stick": "the transfer neither ends nor fails (`seconds=` bounds it)",
         "fail": "the transfer fails",
-        "late": "the transfer is reported failed and its bytes are written `seconds=` later all the same",
+        "late": "its bytes are written `seconds=` later, and only then is it reported failed; with `fail` on another "
+        "rank at the same `transfer=`, that is long after its room has ended",
     },
     "peer.send": {
         "drop": "a message between the leaders is lost",

@@ -50,8 +50,7 @@ def test_bad_transfers_and_lost_words_cost_an_attempt_and_nobody_else_anything(
     tiny_model: Path, expected: Sequence[Expected], poison: Expected
 ) -> None:
     faults = (
-        "transfer.start:late,engine=prefill,rank=0,after=10,seconds=2",
-        "transfer.start:fail,engine=prefill,rank=1,after=14",
+        *table.LATE,
         "rank.arrived:corrupt,engine=decode,rank=0,after=12",
         "peer.send:drop,message=Grant,after=4,times=2",
         "peer.send:drop,message=Arrived,after=6,times=2",
