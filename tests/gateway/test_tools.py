@@ -2,10 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
+
+from closeranks.gateway.chat import render
+from closeranks.gateway.model import load
+from closeranks.gateway.openai import Message, Tool
 
 from . import tiny
 from .client import call, chat
@@ -19,6 +25,9 @@ TOOLS: list[Any] = [
 ]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 SECOND = '<tool_call>\n{"name": "time", "arguments": {"city": "Rom"}}\n</tool_call>'
+
+
+TEMPLATE_WITHOUT_TOOLS = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +151,82 @@ def test_the_template_gets_tools_and_calls_of_the_past(tools: Running) -> None:
     assert "sunny" in prompt
 
 
-def test_a_forced_choice_without_a_parser_is_refused(service: Running) -> None:
-    body = chat(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "time"}})
-    status, _, content = call(service.url + "/v1/chat/completions", body)
-    assert status == 400
-    assert content["error"]["code"] == "unsupported"
-    assert call(service.url + "/v1/chat/completions", chat(tools=TOOLS, max_tokens=1))[0] == 200
+BLOCK = (
+    '\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="time">\n'
+    '<｜DSML｜parameter name="city" string="false">"Köln"</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}])
+def test_a_forced_choice_without_a_parser_makes_calls(service: Running, stream: bool, choice: Any) -> None:
+    found = ask(service, BLOCK, stream, tools=TOOLS, tool_choice=choice)
+    assert found == {"content": "", "reasoning": "", "calls": [("time", '{"city": "Köln"}')], "finish": "tool_calls"}
+    sampling = service.leader.submits[-1].sampling
+    assert sampling.grammar.startswith("structural_tag:{")
+    assert sampling.stop_ids == (END,)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_breaks_its_form_is_an_error_for_its_request_alone(service: Running, stream: bool) -> None:
+    for more in ({"tools": TOOLS, "tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        with pytest.raises(openai.APIError, match="form"):
+            ask(service, "", stream, **more)
+    assert ask(service, "fine", stream)["content"] == "fine"
+
+
+def test_without_a_parser_tools_alone_change_nothing(service: Running) -> None:
+    found = ask(service, "text", False, tools=TOOLS)
+    assert found["content"] == "text"
+    assert not service.leader.submits[-1].sampling.grammar
+
+
+def test_an_answer_in_json_is_held_to_its_schema(service: Running) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    assert ask(service, '{"a": 3}', True, response_format=form)["content"] == '{"a": 3}'
+    assert '"properties":{"a":{"type":"integer"}}' in service.leader.submits[-1].sampling.grammar
+    call(service.url + "/v1/completions", {"prompt": "x", "response_format": form, "max_tokens": 9})
+    assert service.leader.submits[-1].sampling.grammar
+
+
+def required(function: dict[str, Any]) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "text"),
+    [
+        ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos", "no end"),
+        (required({"name": 'a">b'}), "tools[0]", "name"),
+        (
+            required({"name": "f", "parameters": {"type": "array"}, "strict": True}),
+            "tools[0].function.parameters",
+            "object",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {"type": "string"}}}}},
+            "response_format.json_schema.schema", "`not` cannot be enforced",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_enforced_is_refused(service: Running, more: Any, param: str, text: str) -> None:
+    status, _, content = call(service.url + "/v1/chat/completions", chat(**more))
+    assert status == 400, content
+    assert content["error"]["param"].startswith(param)
+    assert text in content["error"]["message"]
+    assert not service.leader.submits
+
+
+def test_a_template_without_tools_still_shows_them(tmp_path: Path) -> None:
+    (tiny.write(tmp_path) / "chat_template.jinja").write_text(TEMPLATE_WITHOUT_TOOLS)
+    model = load(tmp_path)
+    history = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "time", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "noon"},
+    ]
+    messages = msgspec.convert(history, list[Message])
+    shown = render(model, messages, msgspec.convert(TOOLS, list[Tool])).text
+    assert shown.index('"name":"weather"') < shown.index("hi") < shown.index("time({})") < shown.index("noon")

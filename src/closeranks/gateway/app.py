@@ -21,6 +21,7 @@ from closeranks.gateway import admin, chat, completions, openai
 from closeranks.gateway.choice import Choice
 from closeranks.gateway.decoded import DecodedChoice
 from closeranks.gateway.errors import ApiError, Denied, Invalid, Slow, TooLarge, TooLong, Unavailable, Unknown
+from closeranks.gateway.guide import FALLBACK, Guide, guide
 from closeranks.gateway.model import Model
 from closeranks.gateway.reply import Format, Reply, Timing
 from closeranks.gateway.service import Gateway
@@ -107,12 +108,13 @@ async def _chat(gateway: Gateway, request: Request, rid: str) -> Response:
     model = gateway.admit(rid, asked.n or 1)
     name = _served(model, asked.model)
     tools = None if asked.tool_choice == "none" else asked.tools
-    dialect = gateway.settings.dialect
-    if asked.tool_choice not in (None, "none", "auto") and not gateway.settings.tool_call_parser:
-        said = "this tool_choice needs a service with --tool-call-parser"
-        raise Invalid(said, param="tool_choice", code="unsupported")
+    settings = gateway.settings
     prompt = chat.render(model, asked.messages, tools, asked.chat_template_kwargs, asked.reasoning_effort)
     tokens = await _encode(gateway, len(prompt.text), partial(model.encode_prompt, prompt), "messages")
+    parses = bool(settings.tool_call_parser)
+    held = guide(asked, tools or [], settings.dialect, parses, model.added_tokens(), prompt.thinking)
+    forced = held is not None and held.must == "call"
+    dialect = settings.dialect or (FALLBACK if forced or (held is not None and prompt.thinking) else "")
     top = chat.top_logprobs(asked)
     format = chat.ChatFormat(rid, model, name, int(time.time()), top, _with_usage(asked), bool(asked.stream))
 
@@ -127,14 +129,14 @@ async def _chat(gateway: Gateway, request: Request, rid: str) -> Response:
         single = asked.parallel_tool_calls is False
         stops, cut_off = openai.stop_strings(asked), gateway.cut_off
         return DecodedChoice(
-            index, reply, model.vocabulary, stops, stop_ids, cut_off, reply.with_ids, decoder, format.events, single
-        )
+            index, reply, model.vocabulary, stops, stop_ids, cut_off, reply.with_ids, decoder, format.events, single,
+            as_text=forced,
+        )  # fmt: skip
 
     limit = asked.max_completion_tokens or asked.max_tokens
     logprobs = -1 if top is None else top
-    return _generate(
-        gateway, rid, asked, format, [tokens], limit, logprobs, "/v1/chat/completions", make if dialect else None
-    )
+    endpoint = "/v1/chat/completions"
+    return _generate(gateway, rid, asked, format, [tokens], limit, logprobs, endpoint, held, make if dialect else None)
 
 
 async def _completion(gateway: Gateway, request: Request, rid: str) -> Response:
@@ -160,7 +162,8 @@ async def _completion(gateway: Gateway, request: Request, rid: str) -> Response:
         rid, model, name, int(time.time()), top, _with_usage(asked), bool(asked.stream)
     )
     limit = asked.max_tokens or 16  # OpenAI's default
-    return _generate(gateway, rid, asked, format, prompts, limit, -1 if top is None else top, "/v1/completions")
+    held = guide(asked, [], "", False)
+    return _generate(gateway, rid, asked, format, prompts, limit, -1 if top is None else top, "/v1/completions", held)
 
 
 def _generate(
@@ -172,6 +175,7 @@ def _generate(
     limit: int | None,
     logprobs: int,
     endpoint: str,
+    held: Guide | None,
     make: Callable[[Reply, int, list[int]], Choice] | None = None,
 ) -> Response:
     """Check lengths, start every choice, and answer with their reply. `make`: choices that are not plain text."""
@@ -198,12 +202,14 @@ def _generate(
     gateway.open(reply)
     for index in range(n * len(prompts)):
         at, nth = divmod(index, n)
-        sampling = openai.sampling(asked, seed, logprobs, nth)
+        grammar = "" if held is None else held.grammar
+        sampling = openai.sampling(asked, seed, logprobs, nth, grammar, stop_ids)
         if make is not None:
             choice = make(reply, index, stop_ids)
         else:
             vocabulary, cut_off = model.vocabulary, gateway.cut_off
             choice = Choice(index, reply, vocabulary, stops, stop_ids, cut_off, skip, reply.with_ids)
+        choice.must = "" if held is None else held.must
         gateway.submit(reply, choice, prompts[at], lengths[at], sampling, stop_ids)
     return ReplyResponse(reply, gateway.clock, lambda status: gateway.close(reply, endpoint, status))
 

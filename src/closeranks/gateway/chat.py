@@ -25,6 +25,8 @@ def render(
     if model.encoder is None:
         raise Invalid("the model has no chat template: use /v1/completions, or serve it with --chat-template")
     messages = [_for_template(message) for message in given]
+    if not model.shows_tools:
+        messages = _with_tools(messages, tools or [])
     declared = [msgspec.to_builtins(tool, str_keys=True) for tool in tools or ()]
     variables = dict(variables or {})
     thinking = bool(variables.get("enable_thinking", variables.get("thinking", effort not in (None, "none"))))
@@ -45,6 +47,23 @@ def _for_template(message: Message) -> dict[str, Any]:
             shown[name] = getattr(message, name)
     if message.tool_calls:
         shown["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    return shown
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: list[Tool]) -> list[dict[str, Any]]:
+    """Tools and calls as text of the conversation, for templates that leave them out."""
+    shown = []
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        lines = [f"{call['function']['name']}({call['function']['arguments']})" for call in calls]
+        shown.append({**message, "content": "\n".join(filter(None, (message["content"], *lines)))})
+    if tools:
+        declared = "\n".join(json(tool.function).decode() for tool in tools)
+        said = f"You can call these functions:\n{declared}"
+        if shown and shown[0]["role"] == "system":
+            shown[0] = {**shown[0], "content": f"{shown[0]['content']}\n\n{said}"}
+        else:
+            shown.insert(0, {"role": "system", "content": said})
     return shown
 
 

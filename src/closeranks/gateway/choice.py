@@ -6,7 +6,7 @@ dropped if a stop string cuts that text off.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from closeranks.gateway.detokenize import Detokenizer, Vocabulary
 from closeranks.gateway.resume import End
@@ -15,6 +15,9 @@ from closeranks.protocol import TopLogprobs
 
 Entry = tuple[int, int, TopLogprobs]
 """(where in the text the token begins, token, log-probabilities)."""
+
+
+NO_GRAMMAR = End("grammar", "the engine could not hold the answer to the form that was asked for")
 
 
 class Listener(Protocol):
@@ -45,6 +48,7 @@ class Choice:
         "finish_reason",
         "index",
         "matched",
+        "must",
         "output_tokens",
         "released",
         "request_id",
@@ -81,6 +85,8 @@ class Choice:
         self.finish_reason: str | None = None
         self.matched: str | int | None = None
         """The stop string or stop token that ended it."""
+        self.must: Literal["", "call", "text"] = ""
+        """What the answer must have when it ends by itself (see `guide.Guide`)."""
 
     def shown_ids(self) -> dict[str, list[int]]:
         """`token_ids`, for requests with `return_token_ids` (in a stream: with its last chunk)."""
@@ -141,6 +147,14 @@ class Choice:
         if text or entries:
             self._listener.on_text(self, text, entries)
 
+    def _failed(self, calls: int = 0) -> bool:
+        """The grammar would not have let it end like this: the engine could not apply it."""
+        if isinstance(self.matched, str) or not self.must:
+            return False
+        return calls == 0 if self.must == "call" else self.output_tokens <= 1
+
     def _finish(self, end: End) -> None:
+        if end.reason == "stop" and self._failed():
+            end = NO_GRAMMAR
         self.finish_reason = end.reason
         self._listener.on_finish(self, end)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from closeranks.codec import Decoder, Discarded, Event, ToolCallArguments, ToolCallEnd, ToolCallStart
-from closeranks.gateway.choice import Choice, Entry, Listener
+from closeranks.gateway.choice import NO_GRAMMAR, Choice, Entry, Listener
 from closeranks.gateway.detokenize import Vocabulary
 from closeranks.gateway.resume import End
 from closeranks.protocol import TopLogprobs
@@ -17,7 +17,7 @@ from closeranks.protocol import TopLogprobs
 class DecodedChoice(Choice):
     """See `Choice`. `calls`: committed tool calls; `discarded`: characters by reason that came out nowhere."""
 
-    __slots__ = ("_decoder", "_single", "_write", "calls", "discarded")
+    __slots__ = ("_as_text", "_decoder", "_single", "_write", "calls", "discarded")
 
     def __init__(
         self,
@@ -31,12 +31,17 @@ class DecodedChoice(Choice):
         decoder: Decoder,
         write: Callable[[Choice, list[Event], list[Entry]], bytes],
         single: bool,
+        as_text: bool = False,
     ) -> None:
-        """`write` makes bytes for the client; `single`: the turn ends with its first call (`parallel_tool_calls`)."""
+        """`write` makes bytes for the client; `single`: the turn ends with its first call (`parallel_tool_calls`).
+
+        `as_text`: the decoder reads text, since a grammar guarantees that what looks like markup is markup.
+        """
         super().__init__(index, listener, vocabulary, stops, stop_ids, cut_off, False, keep_ids)
         self._decoder = decoder
         self._write = write
         self._single = single
+        self._as_text = as_text
         self.calls = 0
         self.discarded: Counter[str] = Counter()
 
@@ -52,11 +57,11 @@ class DecodedChoice(Choice):
             if logprobs:
                 self._entries.append((0, token, logprobs[i]))
             ids.append(token)
-        if self._stops is None:
+        if self._stops is None and not self._as_text:
             self._tell(self._decoder.feed(ids) if ids else [])
         else:
-            text = self._stops.feed("".join(map(self._detokenizer.feed, ids)))
-            self._tell(self._decoder.feed(text))
+            text = "".join(map(self._detokenizer.feed, ids))
+            self._tell(self._decoder.feed(text if self._stops is None else self._stops.feed(text)))
         stopped = self._stops is not None and self._stops.matched is not None
         if stopped and self._stops is not None:
             self.matched = self._stops.matched
@@ -72,6 +77,8 @@ class DecodedChoice(Choice):
             if self._stops is not None:
                 text = self._stops.feed(self._detokenizer.close())
                 self._tell(self._decoder.feed(text + self._stops.close()))
+            elif self._as_text:
+                self._tell(self._decoder.feed(self._detokenizer.close()))
             self._close(end)
         else:
             self._finish(end)
@@ -100,5 +107,7 @@ class DecodedChoice(Choice):
             self._listener.on_bytes(self, self._write(self, shown, entries))
 
     def _finish(self, end: End) -> None:
+        if end.reason == "stop" and self._failed(self.calls):
+            end = NO_GRAMMAR
         self.finish_reason = "tool_calls" if self.calls and end.reason == "stop" else end.reason
         self._listener.on_finish(self, end)

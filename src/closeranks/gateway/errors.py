@@ -118,6 +118,8 @@ def from_end(end: End, rid: str) -> ApiError:
             return Failed(f"request {rid} was aborted{detail}", status=499, code="aborted")
         case "poison":
             return Failed(end.detail, status=500, code="poison_request")
+        case "grammar":
+            return Failed(end.detail, status=500, code="grammar_failed")
         case "peer":
             return Unavailable(f"the engines refuse each other{detail}", code="peer", retry_after_s=30.0)
         case _:

@@ -27,6 +27,8 @@ class Model:
     prompt_tokenizer: PromptTokenizer
     encoder: Encoder | None
     """Writes conversations as prompts; None: the model has no chat template."""
+    shows_tools: bool
+    """Whether it writes tools and calls into them; many templates of small models leave them out."""
     vocab_size: int
     context_length: int
     stop_ids: tuple[int, ...]
@@ -35,6 +37,10 @@ class Model:
         """Token ids. `special`: with what the tokenizer adds around a whole text, e.g. BOS."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
         return ids
+
+    def added_tokens(self) -> dict[str, int]:
+        """Text to id."""
+        return {token.content: number for number, token in self.tokenizer.get_added_tokens_decoder().items()}
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of a rendered conversation, in which no text of the request becomes a control token."""
@@ -61,13 +67,15 @@ def load(folder: str | Path, name: str = "", chat_template: str = "", dialect: s
     config = _json(folder / "config.json")
     tokenizer_config = _json(folder / "tokenizer_config.json")
     generation = _json(folder / "generation_config.json")
+    encoder, shows_tools = _encoder(folder, tokenizer_config, chat_template, prompt_tokenizer.added_tokens, dialect)
     return Model(
         name=name or str(config.get("name") or config.get("_name_or_path") or folder.name),
         folder=folder,
         tokenizer=tokenizer,
         vocabulary=vocabulary,
         prompt_tokenizer=prompt_tokenizer,
-        encoder=_encoder(folder, tokenizer_config, chat_template, prompt_tokenizer.added_tokens, dialect),
+        encoder=encoder,
+        shows_tools=shows_tools,
         vocab_size=int(config.get("vocab_size") or len(vocabulary)),
         context_length=int(config.get("max_position_embeddings") or 0),
         stop_ids=_stop_ids(tokenizer, config, generation, tokenizer_config),
@@ -86,7 +94,10 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _encoder(folder: Path, config: dict[str, Any], chosen: str, added: frozenset[str], dialect: str) -> Encoder | None:
+def _encoder(
+    folder: Path, config: dict[str, Any], chosen: str, added: frozenset[str], dialect: str
+) -> tuple[Encoder | None, bool]:
+    """The encoder, and whether it shows tools."""
     path = Path(chosen) if chosen else folder / "chat_template.jinja"
     source: Any
     if chosen or path.is_file():
@@ -100,13 +111,13 @@ def _encoder(folder: Path, config: dict[str, Any], chosen: str, added: frozenset
             source = {t.get("name"): t.get("template") for t in source}.get("default")
     if not isinstance(source, str):
         try:
-            return encoder_for(dialect) if dialect in ("v32", "v4", "v41") else None
+            return (encoder_for(dialect) if dialect in ("v32", "v4", "v41") else None), True
         except EncodeError as error:
             raise ModelError(str(error)) from error
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: text for name in names if (text := _text(config, name))}
     try:
-        return TemplateEncoder(source, special, added)
+        return TemplateEncoder(source, special, added), "tools" in source
     except EncodeError as error:
         raise ModelError(f"{path}: {error}") from error
 

@@ -7,6 +7,7 @@ known but not supported are refused unless they have the value that asks for not
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -78,8 +79,18 @@ class NamedTool(msgspec.Struct):
     function: NamedFunction
 
 
+class JsonSchema(msgspec.Struct):
+    """Enforced in any case; `strict` changes nothing."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(msgspec.Struct):
     type: str
+    json_schema: JsonSchema | None = None
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -114,9 +125,10 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
+    response_format: ResponseFormat | None = None
+
     # not supported
     logit_bias: dict[str, float] | None = None
-    response_format: ResponseFormat | None = None
 
 
 class ChatRequest(Common):
@@ -218,9 +230,6 @@ def check(request: Common) -> None:
             raise Invalid(f"a stop string must have 1 to {MAX_STOP_CHARACTERS} characters", param="stop")
     if request.logit_bias:
         raise Invalid("logit_bias is not supported", param="logit_bias", code="unsupported")
-    if request.response_format is not None and request.response_format.type != "text":
-        said = f"response_format {request.response_format.type!r} is not supported; `text` is"
-        raise Invalid(said, param="response_format", code="unsupported")
 
 
 def check_chat(request: ChatRequest) -> None:
@@ -264,7 +273,9 @@ def check_completion(request: CompletionRequest) -> None:
         raise Invalid("best_of other than n is not supported", param="best_of", code="unsupported")
 
 
-def sampling(request: Common, seed: int, logprobs: int, nth: int = 0) -> Sampling:
+def sampling(
+    request: Common, seed: int, logprobs: int, nth: int = 0, grammar: str = "", stop_ids: Sequence[int] = ()
+) -> Sampling:
     """Defaults are OpenAI's (temperature 1). `seed`: used where the request gives none; `nth`: number of the choice.
 
     A seed is drawn once per request, never per attempt: so a resumed stream is the one it would have been.
@@ -280,6 +291,8 @@ def sampling(request: Common, seed: int, logprobs: int, nth: int = 0) -> Samplin
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         logprobs=logprobs,
+        grammar=grammar,
+        stop_ids=tuple(stop_ids) if grammar else (),
     )
 
 

@@ -20,6 +20,8 @@ KINDS = ("json_schema", "ebnf", "structural_tag")
 PATIENCE_S = 60.0
 """Loading xgrammar and compiling a grammar may take this long, while the step goes on being reported as alive."""
 TICK_S = 0.5
+CACHE_BYTES = 256 * 2**20
+"""Of compiled grammars, so that schemas without end take no memory without end."""
 
 
 class GrammarTimeout(RuntimeError):
@@ -56,7 +58,8 @@ class Grammars:
         import xgrammar
 
         if self._compiler is None:
-            self._compiler = xgrammar.GrammarCompiler(self._tokenizer_info(), max_threads=1)
+            info = self._tokenizer_info()
+            self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
         kind, _, text = sampling.grammar.partition(":")
         try:
             if kind == "json_schema":
