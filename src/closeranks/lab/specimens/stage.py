@@ -36,6 +36,9 @@ FIELDS = (
 STRIKE_AT = 25
 """Loop iteration at which a fault strikes, counted from ready: far enough for a first log line and a first scrape."""
 
+AFTER_THE_LOAD = 4 * STRIKE_AT
+"""Iteration by which the client has stopped and its requests have run."""
+
 STRUCK = "struck"
 """File in the specimen's folder that says that its fault has struck once."""
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import zmq
 
-from closeranks.lab.specimens.stage import STRIKE_AT, LogFormat, Stage, die_with_parent, log_to_stderr
+from closeranks.lab.specimens.stage import AFTER_THE_LOAD, STRIKE_AT, LogFormat, Stage, die_with_parent, log_to_stderr
 
 from ..disaggregation.decode import SchedulerDisaggregationDecodeMixin
 from ..disaggregation.nixl.conn import NixlKVManager
@@ -43,6 +43,7 @@ class Scheduler(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregationPrefi
         self.running: list[list[int]] = []
         self.paused = False
         self.announced = False
+        self.settled_for = 0
         self.transfers_stuck = False
         self.iteration = 0
         self.last = time.monotonic()
@@ -194,8 +195,9 @@ class Scheduler(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregationPrefi
             "bootstrap_thread_dies": held,
             "paused": self.paused,
         }
-        due = self.iteration > 2 * STRIKE_AT and not self.announced and self.tp_rank == 0
-        if due and settled.get(self.specimen.fault, False):
+        self.settled_for = self.settled_for + 1 if settled.get(self.specimen.fault, False) else 0
+        client_done = self.iteration > AFTER_THE_LOAD
+        if client_done and self.settled_for >= STRIKE_AT and self.tp_rank == 0 and not self.announced:
             self.announced = True
             self.stage.tell("standing", self.tp_rank)
 

@@ -3,10 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from closeranks.lab.specimens.stage import STRIKE_AT, Stage
-
-AFTER_THE_LOAD = 4 * STRIKE_AT
-"""With a batch at hand the rank ahead would be found in the model's collective, in another group."""
+from closeranks.lab.specimens.stage import AFTER_THE_LOAD, Stage
 
 
 class HiRadixCache:
@@ -20,6 +17,7 @@ class HiRadixCache:
         self.loading_check()
 
     def writing_check(self) -> None:
+        # With a batch at hand the rank ahead would be found in the model's collective, in another group.
         if self.stage.strikes("skip_writing_check", self.rank, at=AFTER_THE_LOAD):
             return
         queue_size = torch.tensor([1], dtype=torch.int32)
