@@ -62,7 +62,7 @@ def test_lines_of_all_cases_in_one_pot_never_raise(seed: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     case=st.sampled_from(CASES),
     seed=st.integers(0, 10**9),
