@@ -167,10 +167,14 @@ def test_json_or_a_call() -> None:
         ({"type": "strings"}, "strings"),
         ({"$ref": "http://x/y"}, "$ref"),
         ({"$ref": "#/$defs/missing"}, "missing"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "itself"),
         ({"type": "string", "pattern": "(?=a)b"}, "looks ahead"),
         ({"type": "string", "pattern": "a{5000}"}, "128"),
         ({"type": "string", "pattern": "("}, "regular"),
         ({"type": "integer", "minimum": 5, "maximum": 4}, "bounds"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0}, "bounds"),
+        ({"type": "string", "pattern": "a{,3}"}, "cannot be enforced"),
+        ({"type": "array", "items": False, "minItems": 1}, "room"),
         ({"type": "integer", "multipleOf": 3}, "multipleOf"),
         ({"type": "array", "minItems": 3, "maxItems": 2}, "above"),
         ({"allOf": [{}, {}]}, "allOf"),
@@ -187,6 +191,26 @@ def test_refused_or_left_out(schema: Any, text: str) -> None:
         Cleaner().clean(schema, strict=True)
     assert text in str(caught.value)
     Cleaner().clean(schema, strict=False)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "array", "minItems": 2}, "[1, {}]", "[1]"),
+        ({"type": "array", "items": False}, "[]", "[1]"),
+        ({"type": "array", "prefixItems": [{"type": "integer"}, {}], "maxItems": 1}, "[1]", '["a"]'),
+        ({"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "null"}}, "[1, null]", "[1, 2]"),
+        ({"type": "object"}, '{"a": [{}]}', "[]"),
+        ({"type": "object", "required": ["a"]}, '{"a": 1}', "{}"),
+        ({"type": "integer", "exclusiveMinimum": 0, "maximum": 2.5}, "2", "3"),
+        ({"const": {"a": 1}}, '{"a":1}', '{"a":2}'),
+        ({"type": ["integer", "null"], "enum": [1, "x", None]}, "null", '"x"'),
+    ],
+)
+def test_what_is_enforced(schema: dict[str, Any], good: str, bad: str) -> None:
+    made = guided("v4", asked(tools=None, response_format={"type": "json_schema", "json_schema": {"schema": schema}}))
+    assert admits(made, good)
+    assert not admits(made, bad)
 
 
 def test_bounds() -> None:

@@ -45,7 +45,9 @@ _BELONGS = {
 }  # fmt: skip
 """Keywords that tell the type where it is not given."""
 _REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
-_NO_REGEX = re.compile(r"\(\?(?!:)|\\[bBpPkAZzGQE1-9]|(?<!^)(?<!\\)(?<!\[)\^|(?<!\\)\$(?!$)|\[\[:")
+_NO_REGEX = re.compile(
+    r"\(\?(?!:)|\\[bBpPkAZzGQE1-9]|(?<!^)(?<!\\)(?<!\[)\^|(?<!\\)\$(?!$)|\[\[:|(?<!\\)\{(?!\d)|\[\^?\]"
+)
 
 
 class SchemaError(ValueError):
@@ -100,6 +102,15 @@ class _Clean:
                 if isinstance(found, Mapping):
                     self._given |= {f"#/{key}/{name}": value for name, value in found.items()}
         cleaned = self.node(self._schema, at, 0)
+        for name in self._defs:
+            seen, here = {name}, self._defs[name]
+            while "$ref" in here and (here_name := here["$ref"].rpartition("/")[2]) not in seen:
+                seen.add(here_name)
+                here = self._defs[here_name]
+            if "$ref" in here:
+                if self._strict:
+                    raise _fail(at, "a definition that is nothing but itself")
+                self._defs[name] = {}
         return {**cleaned, "$defs": self._defs} if self._defs else cleaned
 
     def node(self, schema: Any, at: str, depth: int) -> Schema:
@@ -232,16 +243,22 @@ class _Clean:
 
     def _array(self, schema: Mapping[str, Any], at: str, depth: int) -> Schema:
         cleaned: Schema = {"type": "array", **self._bounds(schema, "minItems", "maxItems", at)}
-        if (first := schema.get("prefixItems")) is not None:
-            if not isinstance(first, list):
-                raise _fail(at, "`prefixItems` must be a list")
+        first = schema.get("prefixItems")
+        if first is not None and not isinstance(first, list):
+            raise _fail(at, "`prefixItems` must be a list")
+        first = (first or [])[: cleaned.get("maxItems")]
+        if first:
             cleaned["prefixItems"] = [self.node(p, f"{at}.prefixItems[{i}]", depth + 1) for i, p in enumerate(first)]
             cleaned["minItems"] = max(cleaned.get("minItems", 0), len(first))
         items = schema.get("items")
         if items is False:
-            cleaned["items"] = False
+            if cleaned.get("minItems", 0) > len(first):
+                raise _fail(at, "`minItems` is more than `items` leaves room for")
+            cleaned["items" if first else "maxItems"] = False if first else 0
         elif items is not None and items is not True:
             cleaned["items"] = self.node(items, f"{at}.items", depth + 1)
+        elif not first or cleaned["minItems"] > len(first):
+            cleaned["items"] = {}  # else the engine allows none
         return cleaned
 
     def _string(self, schema: Mapping[str, Any], at: str) -> Schema:
@@ -290,7 +307,8 @@ class _Clean:
                 cleaned["minimum"] = int(low)
             if high < math.inf:
                 cleaned["maximum"] = int(high)
-        if low > high:
+        open_end = low in (cleaned.get("exclusiveMinimum"), cleaned.get("exclusiveMaximum")) and low == high
+        if low > high or open_end:
             raise _fail(at, "no number is within the bounds")
         return cleaned
 
@@ -327,7 +345,8 @@ def bounded(schema: Any) -> Any:
     if kind == "string" and "pattern" not in schema and "format" not in schema:
         made.setdefault("maxLength", max(SHORT_TEXT, schema.get("minLength", 0)))
     elif kind == "array":
-        made.setdefault("maxItems", max(SHORT_LIST, schema.get("minItems", 0)))
+        if schema.get("items") is not False:
+            made.setdefault("maxItems", max(SHORT_LIST, schema.get("minItems", 0)))
     elif kind == "integer":
         low, high = schema.get("minimum"), schema.get("maximum")
         made["minimum"] = min(-SHORT_NUMBER, SHORT_NUMBER if high is None else high) if low is None else low

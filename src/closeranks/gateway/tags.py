@@ -137,6 +137,8 @@ class Spelling:
             value = others[0] if len(others) == 1 else {"anyOf": others}
             whole = {**value, "$defs": defs} if defs and _has(value, "$ref") else value
             ways.append(sequence(const('" string="false">'), json_value(whole, self._ends, self._space), *close))
+        if not ways:
+            raise SchemaError("a parameter that is nothing but itself")
         return sequence(*self._marked(f'<{self._lead}{d.gap}{d.parameter} name="'), name, one_of(ways))
 
     def _sort(self, schema: Schema, defs: Schema, texts: list[Format], others: list[Schema], seen: set[str]) -> None:
