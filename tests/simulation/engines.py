@@ -3,15 +3,12 @@
 from collections import deque
 from typing import Any
 
-from closeranks.engine.leader import rooms as r
 from closeranks.engine.leader.book import Book
 from closeranks.engine.leader.core import Leader
 from closeranks.engine.leader.desk import Desk
 from closeranks.engine.leader.events import Config, Fault
 from closeranks.protocol import (
-    Checked,
     Drain,
-    Ended,
     Fingerprint,
     Joined,
     Output,
@@ -19,13 +16,13 @@ from closeranks.protocol import (
     Progress,
     RankFault,
     Report,
-    RoomId,
     Step,
     Welcome,
 )
 from tests.engine.leader.stand_in import StandIn
 from tests.simulation import invariants
 from tests.simulation.transfers import Transfers
+from tests.simulation.witness import Witness
 from tests.simulation.world import Violation
 
 FINGERPRINT = Fingerprint(1, "weights", "float32", "4 tokens", "tokenizer", "xxh3_64")
@@ -50,8 +47,6 @@ class Life:
         self.offset, self.rate = random.random() * 1000.0, random.choice([0.99, 1.0, 1.0, 1.01])
         self.pace = random.choice([1.0, 1.0, 1.0, 8.0])
         """How slow its ranks are."""
-        self.ends: dict[RoomId, Ended] = {}
-        self.damaged: set[RoomId] = set()
         config = engine.config(epoch, instance)
         self.leader = Leader(config)
         self.desk = Desk(self.leader, Book(config.page_size, b"salt"), self, engine.writer, False)
@@ -62,8 +57,7 @@ class Life:
         self.ticking: list[int] = [0] * config.tp_size
         self.steps: list[deque[Step]] = [deque() for _ in self.ranks]
         self.mischief = ""
-        self.bad_step = 0
-        """Number of a step of which some rank reports another digest or too few tokens."""
+        self.witness = Witness(self)
         self.identity = f"peer:{engine.name}:{instance}"
         self.fingerprint = OTHER if engine.odd else FINGERPRINT
         self.unlike, engine.unlike = engine.unlike and config.tp_size > 1, False
@@ -112,20 +106,9 @@ class Life:
         if self.watch is not None:
             self.watch.leader(self.leader, args)
         message = args[-1] if args else None
-        checking = type(message) is Checked and self.leader.rooms.state_of(message.room) == r.CHECKING
-        if checking and message.bad and message.room not in self.damaged:
-            raise Violation(f"{self.engine.name}: pages of {message.room} came incomplete, and were said to be whole")
+        self.witness.before(message)
         call(*args, self.clock())
-        leader = self.leader
-        if self.dying and leader.state != "faulted":
-            raise Violation(f"{self.engine.name} goes on after its fault")
-        invariants.after_event(leader, self.world.events)
-        if type(message) is RankFault and not self.dying:
-            raise Violation(f"{self.engine.name} goes on after {message}")
-        if self.bad_step and not self.dying:
-            opened = leader.steps.open
-            if not opened or opened[0].n > self.bad_step:
-                raise Violation(f"{self.engine.name} settled step {self.bad_step}, on which its ranks do not agree")
+        self.witness.after(message)
 
     def tick(self) -> None:
         if not self.alive:
@@ -140,6 +123,8 @@ class Life:
                     self.hear_rank(Progress(self.epoch, rank, 0, self.ticking[rank]))
             elif now - max(self.silent_since[rank], self.excused_until) > self.engine.patience and not self.dying:
                 raise Violation(f"{self.engine.name}: rank {rank} hangs in step {steps[0].n} and nobody notices")
+        if self.leader.rooms.closing or self.witness.waits:
+            self.witness.look_for_lost_words(now)
         if self.leave_by:
             rooms = self.leader.rooms
             if now > self.leave_by or not (rooms.open or rooms.closing or self.world.random.random() < 0.8):
@@ -168,7 +153,7 @@ class Life:
             if self.unlike:
                 raise Violation(f"{self.engine.name} is ready with ranks of different fingerprints")
             return
-        invariants.lone_rows(self.leader)
+        invariants.rows(self.leader)
         world = self.world
         for rank in self.ranks:
             number = rank.rank
@@ -183,17 +168,7 @@ class Life:
     def to_gateway(self, gateway: str, message: Output) -> None:
         if self.dying:
             raise Violation(f"{self.engine.name} says {message} after its fault")
-        for tokens in message.tokens:
-            if tokens.room in self.ends:
-                raise Violation(f"{self.engine.name} sent tokens of {tokens.room} after its end")
-            if self.engine.role == "prefill":
-                raise Violation(f"{self.engine.name} sent tokens of {tokens.room}")
-        for ended in message.ended:
-            if ended.room in self.ends:
-                raise Violation(f"{self.engine.name} ended {ended.room} twice: {self.ends[ended.room]}, {ended}")
-            self.ends[ended.room] = ended
-            if ended.reason == "invalid":
-                raise Violation(f"{self.engine.name} calls {ended.room} invalid: {ended.detail}")
+        self.witness.said(message)
         self.engine.network.to_gateway(self.engine, gateway, message)
 
     def say_status(self, gateway: str) -> None:
@@ -247,10 +222,10 @@ class Life:
         report = rank.execute(step)
         if self.mischief:
             if self.mischief == "digest" and number == len(self.ranks) - 1 > 0:
-                self.mischief, self.bad_step = "", step.n
+                self.mischief, self.witness.bad_step = "", step.n
                 report = Report(report.epoch, report.rank, report.n, report.digest ^ 1, report.tokens)
             elif self.mischief == "short" and report.tokens:
-                self.mischief, self.bad_step = "", step.n
+                self.mischief, self.witness.bad_step = "", step.n
                 report = Report(report.epoch, report.rank, report.n, report.digest, report.tokens[1:])
             elif self.mischief == "raise":
                 self.mischief = ""

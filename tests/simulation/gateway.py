@@ -4,10 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 from closeranks.gateway.resume import End, Request, Requests
-from closeranks.gateway.router import Router
-from closeranks.protocol import Attach, Output, Sampling, Status, TopLogprobs
+from closeranks.gateway.router import Pair, Router
+from closeranks.protocol import Attach, Output, RoomId, Sampling, Status, Submit, TopLogprobs
 from tests.engine.leader.stand_in import continuation
 from tests.simulation.world import Violation
+
+
+class Careless(Router):
+    """Pairs engines that do not match: they have to refuse each other."""
+
+    def _match(self, pair: Pair) -> bool:
+        return True
 
 
 class Client:
@@ -63,7 +70,9 @@ class Gateway:
         self.results: list[str] = []
         engines = network.engines.values()
         roles = {role: [e.name for e in engines if e.role == role] for role in ("prefill", "decode", "both")}
-        router = Router(roles["prefill"], roles["decode"], roles["both"], 5.0)
+        self.submitted: set[tuple[str, RoomId]] = set()
+        kind = Careless if self.world.random.random() < 0.3 else Router
+        router = kind(roles["prefill"], roles["decode"], roles["both"], 5.0)
         self.table = Requests(router, gap_s=1.0, engine_wait_s=15.0)
         self.attached = -1.0
         self.world.after(0.0, self.tick)
@@ -79,6 +88,10 @@ class Gateway:
         if table.outbox:
             outbox, table.outbox = table.outbox, []
             for endpoint, message in outbox:
+                if type(message) is Submit:
+                    if (endpoint, message.room) in self.submitted:
+                        raise Violation(f"{message.room} is submitted to {endpoint} twice")
+                    self.submitted.add((endpoint, message.room))
                 self.network.to_engine(self, endpoint, message)
         if self.world.events % 4 == 0:
             self.check()

@@ -42,8 +42,11 @@ def after_event(leader: Leader, number: int) -> None:
         raise Violation("count of lone requests is wrong")
 
 
-def lone_rows(leader: Leader) -> None:
-    """A lone request shares no open step with another."""
+def rows(leader: Leader) -> None:
+    """A lone request shares no open step with another; no row lies beyond a length stop."""
+    for room in leader.steps.open[-1].rooms:
+        if room.sampled > room.max_new:
+            raise Violation(f"{room.id}: row {room.sampled} of at most {room.max_new}")
     rooms = {room.id: room for step in leader.steps.open for room in step.rooms}
     if len(rooms) > 1 and any(room.alone for room in rooms.values()):
         raise Violation(f"a lone request is open together with others: {[str(x) for x in rooms]}")

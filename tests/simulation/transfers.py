@@ -30,7 +30,7 @@ class Transfers:
                 0.001 + random.random() * (0.03 if random.random() > weather.late else 0.5), self.check, rank, check
             )
         for instance in step.drop:
-            world.after(random.random() ** 2 * 2.0, self.drop, rank, instance)
+            world.after(random.random() * 2.0, self.drop, rank, instance)
 
     def check(self, rank: StandIn, check: Any) -> None:
         if self.life.alive:
@@ -68,5 +68,5 @@ class Transfers:
                 if not world.calm and random.random() < world.weather.damage:
                     page = target.ranks[number].pool[send.pages[0][1]]
                     page[:] = [kv ^ 5 for kv in page]
-                    target.damaged.add(send.room)
+                    target.witness.damaged.add(send.room)
         world.after(0.0005 + random.random() * 0.005, life.hear_rank, sent)

@@ -53,7 +53,7 @@ WEATHERS = [
     Weather("echoes", double=0.4, slow=0.3, aborts=0.4),
     Weather("broken links", troubles={"partition": 0.5}, late=0.1, aborts=0.3),
     Weather("restarts", troubles={"kill": 0.6, "raise": 0.6}, late=0.4, lateness_s=2.0),
-    Weather("writers die", troubles={"kill_prefill": 0.8}, late=0.5, lateness_s=2.0, gap_s=0.03),
+    Weather("writers die", troubles={"kill_prefill": 1.0}, late=0.9, lateness_s=8.0, gap_s=0.02),
     Weather("faults", troubles={"raise": 2.0, "digest": 1.0, "short": 0.5}),
     Weather("stalls", troubles={"stall": 0.8, "hang": 0.4, "pause": 0.3}),
     Weather("gateways die", troubles={"gateway": 0.2, "cut_gateway": 0.8}, aborts=0.4),

@@ -47,7 +47,7 @@ def test_replay_is_the_same_under_another_hash_seed(tmp_path: Path) -> None:
 
 
 def test_every_segment_replays_by_itself(tmp_path: Path) -> None:
-    simulated(tmp_path, 2)
+    simulated(tmp_path, 2, segment_bytes=1 << 13)
     parts = segments(tmp_path)
     assert len(parts) > 2
     for part in parts:
@@ -164,7 +164,7 @@ def test_no_token_ids_in_the_log_unless_asked(tmp_path: Path) -> None:
 
 def test_a_requests_life_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = simulated(tmp_path, 1)
-    ends = run.network.engines[LOGGED].life.ends.values()
+    ends = run.network.engines[LOGGED].life.witness.ends.values()
     request = next(x.room for x in ends if x.reason == "length")
     life = Life(str(request.id))
     assert replay(tmp_path, life).difference is None

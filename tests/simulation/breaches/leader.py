@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 
-from closeranks.engine.leader import rooms as r
 from closeranks.engine.leader.admission import Admission
 from closeranks.engine.leader.book import Book
 from closeranks.engine.leader.core import Leader
@@ -17,7 +16,7 @@ from closeranks.engine.leader.steps import Steps
 from tests.simulation.breaches.breach import Breach
 
 LET_GO, SETTLE, SUBMITTED, ABORTED = Leader.let_go, Leader.settle, Admission.submitted, Leader.aborted
-STEP_REPORT, ISSUE, MOVE, MATCH = Steps.report, Steps.issue, Rooms.move, Cache.match
+STEP_REPORT, ISSUE, MATCH = Steps.report, Steps.issue, Cache.match
 RETIRE, PLAN_DECODE, BOOK_REPORT, JOINED = Pool.retire, Scheduler.plan_decode, Book.report, Leader.rank_joined
 FAULT = Leader.fault
 
@@ -91,12 +90,6 @@ def page_lost_at_each_end(self: Pool, pages: Any, hashes: Any, valid: int) -> No
     RETIRE(self, pages[:-1] if len(pages) > 3 else pages, hashes, min(valid, max(0, len(pages) - 1)))
 
 
-def ended_rooms_move(self: Rooms, room: Any, happening: str) -> bool:
-    if room.state == r.ENDED and happening in (r.ABORT, r.DEADLINE, r.PEER_END, r.BAD, r.FAULT):
-        return True
-    return MOVE(self, room, happening)
-
-
 def tombstones_are_forgotten(self: Admission, event: Any) -> None:
     self.leader.rooms.tombs.clear()
     SUBMITTED(self, event)
@@ -147,7 +140,6 @@ BREACHES = [
     Breach("surplus tokens of overlap leave", "law 3, M8", Leader, "settle", surplus_tokens_leave),
     Breach("a row beyond the length stop", "law 1, M8", Scheduler, "plan_decode", length_stop_found_late),
     Breach("ranks of different weights are welcomed", "law 1, M10", Leader, "rank_joined", ranks_may_differ),
-    Breach("an ended room ends again", "law 3, M11", Rooms, "move", ended_rooms_move),
     Breach("an ended room begins again", "law 3, M11", Admission, "submitted", tombstones_are_forgotten),
     Breach("ends leave no tombstone", "law 3, M11", Rooms, "bury", no_tombstone),
     Breach("abort before submit is ignored", "law 3, M12", Leader, "aborted", abort_of_the_unknown_is_ignored),

@@ -29,12 +29,11 @@ def grants_reordered(self: Handover, link: Any, message: Any, at: float) -> None
         room.targets = room.targets[::-1]
 
 
-def results_of_any_generation(self: Handover, message: Any) -> None:
-    for room in self.leader.rooms.open.values():
-        if room.id.id == message.room.id or room.state == r.CHECKING:
-            message = type(message)(message.epoch, message.rank, room.id, message.bad)
-            break
-    CHECKED(self, message)
+def settlements_in_order(self: Handover, event: Any) -> None:
+    for number, transfer in self.transfers.items():
+        if transfer.missing >> event.rank & 1:
+            SETTLED(self, type(event)(event.at, event.epoch, event.rank, number, event.error))
+            return
 
 
 def settled_by_one_rank(self: Handover, event: Any) -> None:
@@ -161,10 +160,10 @@ def grant_before_reservation(self: Scheduler, room: Any) -> bool:
 
 BREACHES = [
     Breach("pages are written in another order than granted", "law 4, M3", Handover, "grant", grants_reordered),
-    Breach("a check counts for any room that is checked", "law 3, M4", Handover, "checked", results_of_any_generation),
+    Breach("a settlement counts for the oldest transfer", "law 3, M4", Handover, "settled", settlements_in_order),
     Breach("pages run when one rank has checked them", "law 4, M10", Handover, "checked", checked_by_one_rank),
     Breach("arrival is said before the last write", "law 3, M11", Handover, "hand", arrival_before_the_last_write),
-    Breach("ends are not told and beats not read", "law 3, M13", Peers, "beat", beats_unread),
+    Breach("beats are not read", "law 3, M13", Peers, "beat", beats_unread),
     Breach("a transfer is settled by one rank", "law 4, M14", Handover, "settled", settled_by_one_rank),
     Breach("a failed transfer counts as done", "law 4, M14", Handover, "settled", failures_count_as_done),
     Breach(
