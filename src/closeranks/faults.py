@@ -19,6 +19,7 @@ import ipaddress
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -156,8 +157,11 @@ class Injector:
         fault = acting[0]
         if self._record is not None and (fault.times or not fault.acted):
             entry = {"time": time.time(), "spec": fault.spec, "who": self._who, "pid": os.getpid()}
-            with self._record.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+            try:
+                with self._record.open("a") as file:
+                    file.write(json.dumps(entry) + "\n")
+            except OSError as error:  # a full disk may be part of the drill
+                print(f"drill: {fault.spec} could not be recorded: {error}", file=sys.stderr)
         fault.acted += 1
         return fault
 

@@ -23,6 +23,7 @@ from closeranks.cli import _settings
 from closeranks.engine.leader.settings import Settings as LeaderSettings
 from closeranks.engine.rank.settings import Settings as RankSettings
 from closeranks.gateway.settings import Settings as GatewaySettings
+from closeranks.output import make_unfailing
 from closeranks.supervise.engine import Engine, Epoch, Plan, Program, State
 from closeranks.supervise.service import DRAIN_S, Service
 
@@ -101,6 +102,7 @@ def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
                 f"the path of {folder} is too long for sockets in it: give a shorter --run-dir"
             )
     tp = {role: getattr(args, f"{role}_tp_size", None) or args.tp_size for role in roles}
+    make_unfailing()
     logging.basicConfig(level=logging.INFO)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with locked(folder):

@@ -21,6 +21,7 @@ import uvloop
 
 from closeranks.gateway import app, logs, server, service, settings
 from closeranks.gateway.engines import CurveKeyError
+from closeranks.output import make_unfailing
 
 log = structlog.get_logger()
 _PR_SET_PDEATHSIG = 1
@@ -68,6 +69,7 @@ def main(argv: list[str]) -> int:
     except (OSError, msgspec.DecodeError) as error:
         print(f"{argv[1]}: {error}", file=sys.stderr)
         return 2
+    make_unfailing()
     logs.configure(given)
     setproctitle.setproctitle("closeranks::gateway")
     _die_with_parent()

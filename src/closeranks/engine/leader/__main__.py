@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from setproctitle import setproctitle
 
+from ...output import make_unfailing
 from .settings import Settings
 from .shell import Shell
 
@@ -25,6 +26,7 @@ def main(path: str) -> int:
     if os.getppid() != parent:
         return 1  # the parent died before the call: nobody would end us
     settings = msgspec.json.decode(Path(path).read_bytes(), type=Settings)
+    make_unfailing()
     setproctitle(f"closeranks::leader {settings.engine}")
     structlog.configure(
         processors=[

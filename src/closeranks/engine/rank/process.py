@@ -13,6 +13,8 @@ import structlog
 import zmq
 import zmq.auth
 
+from closeranks.output import make_unfailing
+
 from .settings import Settings
 
 _PR_SET_PDEATHSIG = 1
@@ -27,6 +29,7 @@ def set_up(settings: Settings) -> None:
         SystemExit: the parent is gone already.
     """
     die_with_parent()
+    make_unfailing()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; who ends ranks is the leader
     setproctitle.setproctitle(f"closeranks::rank {settings.engine} TP{settings.rank}")
     quiet_openmp()
