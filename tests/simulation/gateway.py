@@ -128,7 +128,10 @@ class Gateway:
             name = f"{request.id:016x}.{request.generation}"
             if now > request.deadline + 0.2:
                 raise Violation(f"{name}: open {now - request.deadline:.1f} s after its deadline")
-            if request.pair is not None and now - request.began > 15.0:
+            if request.pair is not None:
+                heard = self.table.router.engines[request.pair.decode].heard
+                if now - max(heard, request.began) > 6.0:
+                    raise Violation(f"{name}: waits for {request.pair.decode}, silent for {now - heard:.1f} s")
                 life = engines[request.pair.decode].life
                 known = self.table.router.engines[request.pair.decode].status
                 if known is not None and known.instance == life.instance and life.born > request.began + 0.1:

@@ -1,7 +1,9 @@
 """A short slice of the simulation; `python -m tests.simulation --seeds N --events M` runs more."""
 
+import re
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +84,18 @@ def test_the_tables_name_every_pair_and_nothing_impossible_comes_up() -> None:
     states = {name: (set(states), set(events)) for name, states, events, _ in impossible.TABLES}
     for name, rows in coverage.tables():
         assert all(state in states[name][0] and event in states[name][1] for state, event, *_ in rows), name
+
+
+def test_the_documented_breaches_are_the_planted_ones() -> None:
+    """By law and mechanism: none of those that apply is without a breach."""
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    for name, breach in LISTED.items():
+        assert f"| {name} | {breach.law} | `{breach.cls.__name__}.{breach.attribute}` |" in page
+    said = " ".join(breach.law for breach in LISTED.values())
+    for mechanism in [f"M{number}" for number in range(1, 22) if number not in (15, 20)]:
+        assert re.search(rf"\b{mechanism}\b", said), mechanism
+    for law in (1, 2, 3, 4, 6, 7):  # 5 is the codec's
+        assert f"law {law}" in said
 
 
 @pytest.mark.slow

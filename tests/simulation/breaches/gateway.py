@@ -80,6 +80,10 @@ def restarts_unseen(self: Router, endpoint: str, status: Any, now: float) -> boo
     return False
 
 
+def an_old_number_is_evidence(self: Router, endpoint: str, now: float) -> bool:
+    return False
+
+
 def prefill_decides(self: Requests, endpoint: str, ended: Any, now: float) -> None:
     request = self.open.get(ended.room.id)
     if request is not None and request.pair is not None and endpoint == request.pair.prefill:
@@ -88,16 +92,19 @@ def prefill_decides(self: Requests, endpoint: str, ended: Any, now: float) -> No
 
 
 BREACHES = [
-    Breach("tokens that are known are said again", "law 7, resume", Requests, "_take", known_tokens_again),
+    Breach("tokens that are known are said again", "DESIGN 4, resume", Requests, "_take", known_tokens_again),
     Breach("an older attempt's tokens count", "law 3, M11", Requests, "_current", staticmethod(any_generation)),
-    Breach("gaps in a stream are jumped", "law 7, resume", Requests, "on_output", gaps_are_jumped),
-    Breach("a resumed request starts from its prompt", "law 7, resume", Requests, "_submit", resumed_from_the_prompt),
-    Breach("the length is not counted down", "law 7, resume", Requests, "_submit", length_not_counted_down),
+    Breach("gaps in a stream are jumped", "DESIGN 4, resume", Requests, "on_output", gaps_are_jumped),
+    Breach(
+        "a resumed request starts from its prompt", "DESIGN 4, resume", Requests, "_submit", resumed_from_the_prompt
+    ),
+    Breach("the length is not counted down", "DESIGN 4, resume", Requests, "_submit", length_not_counted_down),
     Breach("a generation is used twice", "law 3, M11", Requests, "_retry", generation_is_reused),
-    Breach("missing tokens are taken for the end", "law 7, resume", Requests, "_unstick", a_missing_token_is_an_end),
-    Breach("retryable ends reach the client", "law 7, resume", Requests, "_on_ended", retryable_ends_end),
+    Breach("missing tokens are taken for the end", "DESIGN 4, resume", Requests, "_unstick", a_missing_token_is_an_end),
+    Breach("retryable ends reach the client", "DESIGN 4, resume", Requests, "_on_ended", retryable_ends_end),
     Breach("ended attempts stay counted", "law 4, M17", Requests, "_detach", attempts_stay_counted),
     Breach("deadlines are left to the engines", "law 2, M6", Requests, "on_time", deadlines_are_the_engines),
     Breach("a replaced engine goes unnoticed", "law 3, M18", Router, "on_status", restarts_unseen),
+    Breach("an old status is fresh", "law 6, M19", Router, "is_silent", an_old_number_is_evidence),
     Breach("prefill's end ends the request", "law 3, M13", Requests, "_on_ended", prefill_decides),
 ]

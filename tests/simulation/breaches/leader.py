@@ -130,7 +130,7 @@ BREACHES = [
     Breach("a step without rows does not count", "law 1, M1", Steps, "issue", idle_steps_do_not_count),
     Breach("a report with too few tokens passes", "law 1, M2", Book, "report", short_reports_pass),
     Breach("a report counts for whatever step is due", "law 1, M3", Steps, "report", reports_of_any_step),
-    Breach("a rank's fault is logged and swallowed", "law 5, M5", Leader, "rank_fault", rank_faults_are_swallowed),
+    Breach("a rank's fault is logged and swallowed", "law 2, M5", Leader, "rank_fault", rank_faults_are_swallowed),
     Breach("tokens leave when the first rank reported", "law 1, M6", Steps, "report", first_report_decides),
     Breach("digests are not compared", "law 1, M9", Steps, "report", digests_are_not_compared),
     Breach("the whole prompt is taken from the cache", "law 1, M7", Cache, "match", whole_prompt_from_the_cache),
@@ -147,6 +147,6 @@ BREACHES = [
     Breach("a page is lost at each end", "law 4, M17", Pool, "retire", page_lost_at_each_end),
     Breach("a cached page is shared and may be evicted", "law 4, M17", Pool, "share", eviction_of_pages_in_use),
     Breach("nobody is overdue", "law 2, M19", Steps, "overdue", nobody_is_overdue),
-    Breach("a leader goes on after its fault", "law 5, M5", Leader, "fault", fault_goes_on),
+    Breach("a leader goes on after its fault", "law 2, M5", Leader, "fault", fault_goes_on),
     Breach("a lone request is batched", "DESIGN 4", Scheduler, "turn", lone_with_others),
 ]
