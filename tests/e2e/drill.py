@@ -24,6 +24,11 @@ GOES_ON_S = 5.0
 RIDES, RESUMES, REFUSES, ENDS = "rides through", "resumes", "refuses new work", "ends with an error"
 
 
+def as_wanted(wanted: str, seen: str) -> bool:
+    """Whether an outcome is the wanted one. Nothing needs to resume where the fault caught no request in its engine."""
+    return seen == wanted or (wanted, seen) == (RESUMES, RIDES)
+
+
 @dataclass
 class Answer:
     """What one client saw."""

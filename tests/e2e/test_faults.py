@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import faults as table
-from tests.e2e.drill import ENDS, RESUMES, RIDES, Seen, expectations
+from tests.e2e.drill import ENDS, RESUMES, RIDES, Seen, as_wanted, expectations
 from tests.e2e.reference import Expected, Reference
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ def poison(tiny_model: Path) -> Expected:
 def drill(row: table.Row, tiny_model: Path, expected: Sequence[Expected], poison: Expected) -> Seen:
     """Run a row of the table; what holds for every row."""
     seen = table.run(row, tiny_model, FLAGS, expected, poison)
-    assert seen.outcome == row.wanted, seen
+    assert as_wanted(row.wanted, seen.outcome), seen
     assert seen.wrong == 0, seen
     assert seen.left == 0, seen
     assert not seen.residue, seen
