@@ -125,6 +125,10 @@ class Life:
                 raise Violation(f"{self.engine.name}: rank {rank} hangs in step {steps[0].n} and nobody notices")
         if self.leader.rooms.closing or self.witness.waits:
             self.witness.look_for_lost_words(now)
+        oldest = next(iter(self.leader.handover.transfers.values()), None)
+        limit = self.leader.config.transfer_deadline_s + 1.5
+        if oldest is not None and not self.dying and not self.held and self.clock() - oldest.at > limit:
+            raise Violation(f"{self.engine.name}: a transfer of {oldest.room.id} is stuck and nobody notices")
         if self.leave_by:
             rooms = self.leader.rooms
             if now > self.leave_by or not (rooms.open or rooms.closing or self.world.random.random() < 0.8):

@@ -46,6 +46,7 @@ class Run:
                 "radix": random.random() < 0.8,
                 "bad_share_limit": 10,
                 "tombstones": 2000,
+                "transfer_deadline_s": 6.0,
                 "promise_s": random.choice([3.0, 10.0]),
                 "max_waiting": random.choice([8, 64, 1000]),
             }
