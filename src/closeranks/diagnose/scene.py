@@ -115,6 +115,11 @@ class Scene:
         """Events of the given kinds, by kind, then in order."""
         return [e for k in kinds for e in self._events.get(k, ())]
 
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of events that were seen, in order of appearance."""
+        return list(self._events)
+
     def has(self, *kinds: str) -> bool:
         """Whether any event of these kinds was seen."""
         return any(k in self._events for k in kinds)
@@ -393,9 +398,14 @@ class Scene:
 
     @cached_property
     def requests(self) -> tuple[float, float]:
-        """(running, waiting) by the last scrape, or by the last batch line; -1 where nothing says."""
+        """(running, waiting) by the last scrape, else `/v1/loads`, else the last batch line; -1 where nothing says."""
         running = self._gauge(r"num_(?:running_reqs|requests_running)$")
         waiting = self._gauge(r"num_(?:queue_reqs|requests_waiting)$")
+        loads = {(e.src.file, e.get("dp_rank")): e for e in self.events("load")}.values()
+        if running is None:
+            running = max((n for e in loads if (n := e.num("num_running_reqs")) is not None), default=None)
+        if waiting is None:
+            waiting = max((n for e in loads if (n := e.num("num_waiting_reqs")) is not None), default=None)
         last = self.batches[-1] if self.batches else None
         if last is not None:
             if running is None:

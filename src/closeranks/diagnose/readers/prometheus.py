@@ -31,7 +31,7 @@ class Prometheus:
 
     NAME = "prometheus"
     ABOUT = "Prometheus scrapes of SGLang, vLLM, TensorRT-LLM; two make a rate"
-    TOKENS = ("sglang:", "sglang_", "vllm:", "trtllm_", "closeranks_")
+    TOKENS = ("sglang:", "sglang_", "vllm:", "trtllm_", "closeranks_", "dynamo_")
     open = False
 
     def __init__(self) -> None:

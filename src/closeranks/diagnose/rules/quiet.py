@@ -2,11 +2,13 @@
 """What logs and gauges alone can say: leaks, queues that never move, starts that never end, engines with nothing to do."""
 
 import re
+from itertools import pairwise
 
-from closeranks.diagnose.facts import Metric
+from closeranks.diagnose import health
+from closeranks.diagnose.facts import Fact, Metric
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import engine_name, finding, labels, places
-from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.scene import MANY, Scene
 from closeranks.diagnose.verdict import LIKELY, Finding
 
 
@@ -51,29 +53,53 @@ def engine_reported_dead(scene: Scene) -> Finding | None:
     )
 
 
-@rule(46, "KV_TRANSFER", "queue gauges of transfers that stay while no token counter moves")
+@rule(46, "KV_TRANSFER", "queues of transfers that never shrink while no token counter moves")
 def transfer_gauges_stay(scene: Scene) -> Finding | None:
-    pattern = re.compile(
-        r"num_(?:decode_transfer|decode_prealloc|prefill_inflight|prefill_bootstrap)_queue_reqs|num_requests_kv_fetch_by_stage"
-    )
-    seen: dict[tuple[str, str], list[Metric]] = {}
-    for m in scene.of(Metric):
-        if pattern.search(m.name) and m.labels.get("stage") != "completed_waiting":
-            seen.setdefault((m.name, str(sorted(m.labels.items()))), []).append(m)
-    stuck = [s for s in seen.values() if len(s) > 1 and s[0].value == s[-1].value > 0]
+    stuck = next((s for s in _queues(scene) if len(s) > 1 and s[0][1] > 0 and _never_falls([n for _, n, _ in s])), None)
     tokens = [m for m in scene.moving_counters if "tokens" in m.name]
-    if not stuck or tokens or scene.frozen_counters:
+    if stuck is None or scene.frozen_counters:
+        return None
+    piled = scene.requests[0] == 0 and stuck[-1][1] >= max(MANY, stuck[0][1] + 1)  # the last token may be long ago
+    if tokens and not piled:
         return None
     flat = [m for m, d in scene.counter_deltas if d == 0 and "tokens_total" in m.name]
+    (first, before, name), (last, now, _) = stuck[0], stuck[-1]
+    grows = now > before
     return finding(
         "KV_TRANSFER",
         LIKELY,
-        f"{stuck[0][-1].value:g} requests stay in {stuck[0][-1].name.split(':')[-1]} from scrape to scrape{' and no token is produced' if flat else ''}.",
-        [*stuck[0][:1], *stuck[0][-1:], *flat[:2]],
+        (f"{before:g}, then {now:g} requests are in {name}: it only grows" if grows else f"{now:g} requests stay in {name} from scrape to scrape")
+        + (", and no token is produced." if flat else "."),
+        [first, last, *flat[:2]],
         mechanism="a hand-over that neither finishes nor fails; the loop lives",
-        decoys=["gauges are written by a running loop only: counters say whether it runs"],
+        decoys=[
+            "gauges are written by a running loop only: counters say whether it runs",
+            "0 running and 0 waiting is not idle: the requests are in another queue",
+        ],
         next_checks=["the peer's matching queue", "the helper threads of the transfer backend on every prefill rank"],
+    )  # fmt: skip
+
+
+def _queues(scene: Scene) -> list[list[tuple[Fact, float, str]]]:
+    """Readings of each queue between engines, in order: of scrapes, and of `/v1/loads`."""
+    pattern = re.compile(
+        r"(?:decode_transfer|decode_prealloc|decode_host_receive|prefill_inflight|prefill_bootstrap)_queue_reqs"
+        r"|decode_deferred_kv_release_reqs|num_requests_kv_fetch_by_stage"
     )
+    seen: dict[object, list[tuple[Fact, float, str]]] = {}
+    for m in scene.of(Metric):
+        if pattern.search(m.name) and m.labels.get("stage") != "completed_waiting":
+            name = m.name.split(":")[-1]
+            seen.setdefault((name, str(sorted(m.labels.items()))), []).append((m, m.value, name))
+    for e in scene.events("load"):
+        for key, n in e.data.items():
+            if pattern.search(key) and isinstance(n, int | float):
+                seen.setdefault((key, e.get("dp_rank")), []).append((e, float(n), key))
+    return list(seen.values())
+
+
+def _never_falls(values: list[float]) -> bool:
+    return all(a <= b for a, b in pairwise(values))
 
 
 @rule(49, "REQUEST_LEAK", "memory or requests held though nobody asks for anything")
@@ -168,6 +194,8 @@ def nothing_to_do(scene: Scene) -> Finding | None:
         "probe_failed watchdog exit_code no_handler no_worker leg_failed bar request_lost port_in_use container_killed shm_wait"
     )
     if scene.has(*trouble.split()) or scene.stalls or scene.hints or any(b.num("gen") for b in scene.batches[-2:]):
+        return None
+    if health.open_work(scene):
         return None
     return finding(
         "HEALTHY_IDLE",

@@ -3,7 +3,8 @@
 
 from itertools import pairwise
 
-from closeranks.diagnose.facts import Event
+from closeranks.diagnose import health
+from closeranks.diagnose.facts import Event, Fact
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
     finding,
@@ -11,8 +12,8 @@ from closeranks.diagnose.rules._make import (
     labels,
     places,
 )
-from closeranks.diagnose.scene import Scene
-from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
+from closeranks.diagnose.scene import RankView, Scene
+from closeranks.diagnose.verdict import LIKELY, SHOWN, UNDETERMINED, Finding
 
 
 @rule(58, "HEALTHY_WATCHDOG_FALSE_POSITIVE", "a watchdog or probe complains while tokens flow")
@@ -34,9 +35,11 @@ def false_alarm(scene: Scene) -> Finding | None:
     times = sorted(e.time for e in alarms if e.time is not None)
     gaps = {round(b - a) for a, b in pairwise(times)}
     periodic = len(times) > 2 and len(gaps) == 1
+    flowing = [b for b in scene.gen_after(times[0]) if b.src.file in {e.src.file for e in alarms}]
+    proof = periodic and not rank_alarm and after and len(flowing) >= 2
     return finding(
         "HEALTHY_WATCHDOG_FALSE_POSITIVE",
-        SHOWN if periodic and len(after) + len(scene.batches) >= 3 and not rank_alarm else LIKELY,
+        SHOWN if proof and not health.doubts(scene, ("watchdog", "health_failed", "probe_failed")) else LIKELY,
         f"{', '.join(sorted(parts)) or 'A probe'} complains{f' every {gaps.pop()} s' if periodic else ''} while tokens flow: a false alarm.",
         [*alarms[:3], *after[-2:], *scene.stacks[:1]],
         mechanism="the watched loop is parked in a receive and never feeds its watchdog"
@@ -49,10 +52,9 @@ def false_alarm(scene: Scene) -> Finding | None:
     )
 
 
-@rule(70, "HEALTHY_IDLE", "loops poll for work and there is none")
+@rule(70, "HEALTHY_IDLE UNDETERMINED", "loops poll for work and there is none")
 def idle(scene: Scene) -> Finding | None:
     running, waiting = scene.requests
-    gauged = scene.gauge(r"num_(?:running_reqs|requests_running)$") is not None
     ranks = [r for e in scene.engines for r in e.ranks.values()]
     rest = [r for r in ranks if r.at.kind == "idle"]
     waits = [r for r in ranks if (r.at.op, r.at.site) == ("broadcast", "loop_head")]
@@ -63,16 +65,20 @@ def idle(scene: Scene) -> Finding | None:
     ]
     top = bool(rows) and (rows[0].num("own") or 0) >= 10
     looks = (bool(rest) and len(rest) + len(waits) == len(ranks)) or (not ranks and top)
-    if not looks or running > 0 or waiting > 0 or (not gauged and any(b.num("gen") for b in scene.batches[-1:])):
+    if not looks or running > 0 or waiting > 0:
         return None
-    if _unfinished(scene):
+    if _unfinished(scene) or (not health.gauged(scene) and any(b.num("gen") for b in scene.batches[-1:])):
         return None
+    if work := health.open_work(scene):
+        return _polls_beside_work(work, rest[:2], scene)
     paused = scene.events("paused") if not scene.has("resumed") else []
     held = scene.gauge(r"num_paused_reqs$") or 0
     empty = running == 0 and waiting == 0
+    against = [*health.doubts(scene), *health.was_open(scene)]
+    silent = health.unseen(scene)
     return finding(
         "HEALTHY_IDLE",
-        SHOWN if empty and not scene.stalls and not scene.hints else LIKELY,
+        SHOWN if empty and not against and not silent and bool(paused) >= bool(held) else LIKELY,
         f"Idle: {labels(rest) if rest else 'the loop'} poll{'s' if len(rest) <= 1 else ''} for work"
         + (
             f", paused on request with {held:g} requests held."
@@ -86,6 +92,8 @@ def idle(scene: Scene) -> Finding | None:
         mechanism="busy polling by design: 100 % CPU is expected"
         if top or any(r.at.active for r in rest)
         else "waiting for the next request",
+        likely=[f"{f.src}: {f.says()}: not what an idle engine shows" for f in against[:3]]
+        + [f"nothing counts the requests of {role}" for role in silent],
         decoys=["broadcast on the other ranks waits for the entry rank's next list: the idle picture, not a desync"]
         if waits
         else [],
@@ -93,6 +101,22 @@ def idle(scene: Scene) -> Finding | None:
         if empty
         else ["running and waiting requests (/metrics, /v1/loads): with open requests this picture is a lost message"],
         workaround="--sleep-on-idle" if any(e.family == "sglang" for e in scene.engines) else "",
+    )
+
+
+def _polls_beside_work(work: list[Fact], rest: list[RankView], scene: Scene) -> Finding:
+    """Loops that poll while requests are in a queue on their way: for a moment that is how a hand-over looks."""
+    return finding(
+        "UNDETERMINED",
+        UNDETERMINED,
+        f"The loops poll for work while requests are open elsewhere ({work[0].says()}): a hand-over under way, or one that stands.",
+        [*work[:4], *(r.stacks[-1] for r in rest), *gauges(scene)],
+        ranks=places(rest),
+        decoys=["0 running and 0 waiting is not idle while another queue holds requests"],
+        next_checks=[
+            "the same queue a minute later: does it change, does the token counter?",
+            "the peer's matching queue, and the transfer backend's helper threads",
+        ],
     )
 
 
