@@ -13,7 +13,7 @@ GRAMMAR_NEEDS := apache-tvm-ffi==0.1.15.post2 pydantic==2.14.4
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_INDEX) $(TORCH_INDEX)
 
-.PHONY: serve test check bench bench-codec score sim gpu clean
+.PHONY: serve test check bench bench-codec score sim sim-breaches gpu clean
 
 serve: $(VENV)/.engine
 	$(BIN)/closeranks serve $(ARGS)
@@ -35,7 +35,11 @@ gpu: $(VENV)/.dev
 
 # The leaders, rooms, pages and the gateway's resume code under a simulated network, from seeds.
 sim: $(VENV)/.dev
-	$(BIN)/python -m tests.simulation --seeds 100 --events 12000 --coverage $(ARGS)
+	$(BIN)/python -m tests.simulation --seeds 100 --events 100000 --coverage $(ARGS)
+
+# How many of ten seeds find each planted breach.
+sim-breaches: $(VENV)/.dev
+	$(BIN)/python -m tests.simulation.breaches --seeds 10 --table $(ARGS)
 
 # Released parsers on the same cases, each installed from its wheel into PEERS (several GB).
 PEERS ?= .peers
