@@ -129,6 +129,8 @@ class Life:
         limit = self.leader.config.transfer_deadline_s + 1.5
         if oldest is not None and not self.dying and not self.held and self.clock() - oldest.at > limit:
             raise Violation(f"{self.engine.name}: a transfer of {oldest.room.id} is stuck and nobody notices")
+        if self.leader.state == "draining" and not self.leave_by:
+            self.leave_by = now + 4.0
         if self.leave_by:
             rooms = self.leader.rooms
             if now > self.leave_by or not (rooms.open or rooms.closing or self.world.random.random() < 0.8):
@@ -212,8 +214,6 @@ class Life:
     def drain(self) -> None:
         """The operator wants the engine to leave; its supervisor starts it again."""
         self.hear_gateway("operator", Drain())
-        if self.leader.state == "draining":
-            self.leave_by = self.leave_by or self.world.now + 4.0
 
     def execute(self, rank: StandIn) -> None:
         if not self.alive:
