@@ -6,7 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from closeranks.diagnose.audit.sources.installed import Damaged, compare, site_packages_of
+from closeranks.diagnose.facts import Setting, Src
 from closeranks.diagnose.judge import diagnose_paths
+from closeranks.diagnose.readers.install import patched
 from closeranks.diagnose.report import json_report, markdown, page, terminal
 from closeranks.diagnose.verdict import SOUND, Verdict
 
@@ -22,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--issue", action="store_true", help="an upstream bug report in the engine's form, redacted")
     form.add_argument("--html", action="store_true", help="one self-contained page")
     parser.add_argument("--catalog", action="append", default=[], metavar="DIR", help="more known issues (YAML files)")
+    parser.add_argument("--site", metavar="DIR", help="the engine's site-packages: name what differs from its release")
     parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of to standard output")
     parser.add_argument("--rules", action="store_true", help="list the rules, nearest to the cause first")
     parser.add_argument("--readers", action="store_true", help="list the formats that are read")
@@ -42,13 +46,30 @@ def run(args: argparse.Namespace) -> int:
     if missing is not None:
         print(f"closeranks diagnose: --catalog {missing}: no such folder", file=sys.stderr)
         return 2
+    site = site_packages_of(Path(args.site)) if args.site else None
+    if args.site and site is None:
+        print(f"closeranks diagnose: --site {args.site}: no folder with installed packages", file=sys.stderr)
+        return 2
     try:
-        verdict = diagnose_paths(args.paths, folders)
+        verdict = diagnose_paths(args.paths, folders, _installed(site) if site else ())
+    except Damaged as e:
+        print(f"closeranks diagnose: --site {args.site}: {e}", file=sys.stderr)
+        return 2
     except FileNotFoundError as e:
         print(f"closeranks diagnose: {e}", file=sys.stderr)
         return 2
     _write(args, verdict)
     return exit_code(verdict)
+
+
+def _installed(site: Path) -> list[Setting]:
+    """Versions and patched areas of the engines in `site`."""
+    src = Src("site-packages", 1)
+    out: list[Setting] = []
+    for install in compare(site):
+        out.append(Setting(src=src, kind="version", name=install.name, value=install.version))
+        out += patched(src, f"{install.name} {install.version}", [c.area for c in install.changed])
+    return out
 
 
 def exit_code(verdict: Verdict) -> int:

@@ -251,9 +251,11 @@ class Ras(Fact, frozen=True, kw_only=True):
 
 
 class Setting(Fact, frozen=True, kw_only=True):
-    """A launch flag (`name` without dashes, underscores as dashes), an environment variable, a version, a platform."""
+    """A launch flag (`name` without dashes, underscores as dashes), an environment variable, a version,
+    a platform, or a patched area.
+    """
 
-    kind: str  # flag, env, version, arch
+    kind: str  # flag, env, version, arch, patched
     name: str
     value: str
 

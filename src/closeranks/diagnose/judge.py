@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from closeranks.catalog.known import merged
 from closeranks.diagnose.collect import collect
-from closeranks.diagnose.facts import Event, Stack, StackFailed
+from closeranks.diagnose.environment import environment
+from closeranks.diagnose.facts import Event, Fact, Stack, StackFailed
 from closeranks.diagnose.match import known_issues
 from closeranks.diagnose.rules import apply
 from closeranks.diagnose.scene import Scene
@@ -27,20 +28,29 @@ def diagnose_texts(named: Iterable[tuple[str, str | bytes]], catalog_dirs: Itera
     return judge(from_texts(named), catalog_dirs)
 
 
-def diagnose_paths(paths: Iterable[str | Path], catalog_dirs: Iterable[Path] = ()) -> Verdict:
-    """The verdict on files, folders and archives; `-` is standard input."""
-    return judge(from_paths(paths), catalog_dirs)
+def diagnose_paths(
+    paths: Iterable[str | Path], catalog_dirs: Iterable[Path] = (), known: Iterable[Fact] = ()
+) -> Verdict:
+    """The verdict on files, folders and archives; `-` is standard input. `known` are facts from elsewhere."""
+    return judge(from_paths(paths), catalog_dirs, known)
 
 
-def judge(bundle: Bundle, catalog_dirs: Iterable[Path] = ()) -> Verdict:
+def judge(bundle: Bundle, catalog_dirs: Iterable[Path] = (), known: Iterable[Fact] = ()) -> Verdict:
     """The verdict on a bundle."""
     found = collect(bundle)
-    scene = Scene(found.facts, found.files, found.notes)
+    scene = Scene([*known, *found.facts], found.files, found.notes)
     entries = merged(catalog_dirs)
     findings = _distinct(apply(scene)) or [_nothing(scene)]
     findings = [replace(f, known_issues=known_issues(scene, f, entries, main=f is findings[0])) for f in findings]
     return Verdict(
-        findings=findings, notes=scene.notes, files=scene.files, timeline=_timeline(scene), coverage=_coverage(scene)
+        findings=findings,
+        family=_family(scene),
+        notes=scene.notes,
+        files=scene.files,
+        patched=scene.patched(),
+        environment=environment(scene),
+        timeline=_timeline(scene),
+        coverage=_coverage(scene),
     )
 
 

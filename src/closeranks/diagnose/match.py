@@ -4,9 +4,13 @@ import re
 
 from closeranks.catalog.known import KnownIssue as Entry
 from closeranks.catalog.known import Match, in_range
+from closeranks.diagnose.audit.sources.areas import area_of
 from closeranks.diagnose.facts import Setting
 from closeranks.diagnose.scene import EngineView, Scene
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding, KnownIssue
+
+ENGINES = ("sglang", "vllm", "tensorrt-llm", "dynamo")
+_BUILD = re.compile(r"dev|\+g[0-9a-f]{6}|git|^0\.0\b")  # between releases: the range cannot tell
 
 
 def known_issues(scene: Scene, found: Finding, entries: list[Entry], main: bool = True) -> list[KnownIssue]:
@@ -21,6 +25,8 @@ def known_issues(scene: Scene, found: Finding, entries: list[Entry], main: bool 
 
 def _match(scene: Scene, found: Finding, entry: Entry) -> KnownIssue | None:
     m = entry.match
+    if foreign(scene, entry):
+        return None
     if (m.rule and found.rule != m.rule) or any(scene.has(k) for k in m.not_events):
         return None
     engines = [e for e in scene.engines if not found.engine or found.engine in (e.name, e.family)] or scene.engines
@@ -33,13 +39,17 @@ def _match(scene: Scene, found: Finding, entry: Entry) -> KnownIssue | None:
     reasons += others
     open_points: list[str] = []
     for component, wanted in entry.versions.items():
-        version = scene.version(component)
-        if version is None:
-            open_points.append(f"{component} {wanted} (its version is not in the evidence)")
-        elif not in_range(version.value, wanted):
+        seen = scene.versions(component)
+        inside = [v for v in seen if in_range(v, wanted)]
+        if seen and not inside:
             return None
+        if not seen:
+            open_points.append(f"{component} {wanted} (its version is not in the evidence)")
+        elif len(inside) < len(seen) or any(_BUILD.search(v) for v in inside):
+            odd = "a build of its own" if len(inside) == len(seen) else f"also {', '.join(set(seen) - set(inside))}"
+            open_points.append(f"{component} {wanted} (the evidence names {inside[0]}, {odd})")
         else:
-            reasons.append(f"{component} {version.value} is {wanted}")
+            reasons.append(f"{component} {inside[0]} is {wanted}")
     if entry.arch:
         arch = scene.arch()
         if arch and arch != entry.arch:
@@ -47,8 +57,11 @@ def _match(scene: Scene, found: Finding, entry: Entry) -> KnownIssue | None:
         (reasons if arch else open_points).append(
             entry.arch if arch else f"{entry.arch} (architecture not in the evidence)"
         )
-    sure = entry.established and not open_points and found.certainty == SHOWN
+    patched = _patched(scene, entry)
+    sure = entry.established and not open_points and found.certainty == SHOWN and not patched
     reason = "; ".join(reasons) + (f". To check: {'; '.join(open_points)}" if open_points else "")
+    if patched:
+        reason += f". Lowered: the installed engine is not the release that this was seen in: {'; '.join(patched)}"
     return KnownIssue(
         id=entry.id,
         reason=reason,
@@ -58,6 +71,24 @@ def _match(scene: Scene, found: Finding, entry: Entry) -> KnownIssue | None:
         certainty=SHOWN if sure else LIKELY,
         checked=entry.checked.isoformat(),
     )
+
+
+def foreign(scene: Scene, entry: Entry) -> bool:
+    """Whether the entry is about an engine and the evidence is of others only. Libraries are no engines."""
+    return entry.engine in ENGINES and bool(scene.families) and entry.engine not in scene.families
+
+
+def _patched(scene: Scene, entry: Entry) -> list[str]:
+    """Patched areas in which the entry's defect lies: by its places and flags, and by the files of its frames."""
+    patched = scene.patched()
+    if not patched:
+        return []
+    m = entry.match
+    named = {*m.frames, *m.any_frames}
+    files = {f.file for s in scene.stacks for t in s.threads for f in t.frames if f.name in named}
+    words = [*files, *m.sites, *m.flags, *m.any_flags, *named]
+    areas = {area_of(w.replace("hierarchical-cache", "hicache")) for w in words} - {"other"}
+    return [f"{area}: {patched[area]} differ" for area in sorted(areas & set(patched))]
 
 
 def _frames(scene: Scene, engines: list[EngineView], m: Match) -> list[str] | None:

@@ -32,6 +32,7 @@ from closeranks.diagnose.stacks import Position, position
 DISTURBED = 20  # context switches that dumps alone can cause in a process that stands still
 MANY = 4  # requests that do not all end within one interval of the log
 F = TypeVar("F", bound=Fact)
+_PACKAGE = re.compile(r"(?:^|/)(sglang|vllm|tensorrt_llm|dynamo)/(?!.*/(?:sglang|vllm|tensorrt_llm|dynamo)/)")
 _LOOPS = ("scheduler", "worker")
 SILENCE = 60.0  # seconds without a batch line, with requests running, that count as a stall
 
@@ -195,10 +196,34 @@ class Scene:
         """The version of a component, if printed."""
         return self._setting("version", (component,))
 
+    def versions(self, component: str) -> list[str]:
+        """All versions of a component that are printed, in order: two engines may differ."""
+        found = [s.value for s in self.of(Setting) if s.kind == "version" and s.name == component]
+        return list(dict.fromkeys(found))
+
+    @cached_property
+    def families(self) -> set[str]:
+        """Engines that this evidence is of: by titles, prefixes, batch lines, metrics and frames; else by versions."""
+        out = {f.who.family for f in self.facts if f.who} - {"", "torch"}
+        out |= {"vllm" if b.kind == "vllm_stats" else "sglang" for b in self.batches}
+        out |= {m.name.split(":")[0] for m in self.of(Metric)} & {"sglang", "vllm", "dynamo"}
+        for s in self.stacks:
+            for t in s.threads:
+                for f in t.frames:
+                    if m := _PACKAGE.search(f.file):
+                        out.add(m[1].replace("_", "-"))
+        if self.has("trt_iter", "trt_active", "ctx_transfer_timeout", "cache_sender_error"):
+            out.add("tensorrt-llm")
+        return out or {s.name for s in self.of(Setting) if s.kind == "version"} & {"sglang", "vllm", "tensorrt-llm"}
+
     def arch(self) -> str:
         """`aarch64`, `x86_64`, or "" if the evidence does not say."""
         found = {s.value for s in self.of(Setting) if s.kind == "arch"}
         return found.pop() if len(found) == 1 else ""
+
+    def patched(self) -> dict[str, str]:
+        """Areas of the installed engine that differ from its release → how many files, of which engine."""
+        return {s.name: s.value for s in self.of(Setting) if s.kind == "patched"}
 
     def _setting(self, kind: str, wanted: tuple[str, ...]) -> Setting | None:
         return next((s for s in reversed(self.of(Setting)) if s.kind == kind and s.name in wanted), None)

@@ -69,6 +69,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     family: str = ""  # the engine that the evidence is of: sglang, vllm, tensorrt-llm, dynamo, torch
     notes: list[str] = []
     files: list[str] = []
+    patched: dict[str, str] = {}  # area of the installed engine that is not its release's → files, engine
+    environment: dict[str, list[str]] = {}  # Versions, Flags, Variables, Topology → lines
     timeline: list[Evidence] = []
     coverage: list[str] = []
 

@@ -17,6 +17,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
     document = {
         "schema": SCHEMA,
         "findings": [_finding(f) for f in verdict.findings],
+        "patched_areas": verdict.patched,
         "coverage": verdict.coverage,
         "files": verdict.files,
         "notes": verdict.notes,

@@ -4,11 +4,21 @@ from closeranks.diagnose import clock
 from closeranks.diagnose.verdict import Finding, Verdict
 from closeranks.evidence.redact import redact, redact_addresses
 
-# Headings of the projects' bug report forms.
+# The projects' bug report forms: headings in their order, and what goes under each.
 _FORMS = {
-    "sglang": ("Describe the bug", "Reproduction", "Environment"),
-    "vllm": ("🐛 Describe the bug", "How to reproduce", "Your current environment"),
-    "tensorrt-llm": ("actual behavior", "Reproduction", "System Info"),
+    "sglang": (("Describe the bug", "bug"), ("Reproduction", "reproduction"), ("Environment", "environment")),
+    "vllm": (
+        ("Your current environment", "environment"),
+        ("🐛 Describe the bug", "bug"),
+        ("How to reproduce", "reproduction"),
+    ),
+    "tensorrt-llm": (
+        ("System Info", "environment"),
+        ("Reproduction", "reproduction"),
+        ("Expected behavior", "expected"),
+        ("actual behavior", "bug"),
+    ),
+    "": (("What happens", "bug"), ("How to reproduce", "reproduction"), ("Environment", "environment")),
 }
 
 
@@ -18,6 +28,10 @@ def render(verdict: Verdict) -> str:
     for i, f in enumerate(verdict.findings):
         out += [f"## {'Verdict' if i == 0 else f'Finding {i + 1}'}: {f.cls} ({f.certainty})", "", f.summary, ""]
         out += _body(f)
+    if verdict.patched:
+        out += ["## Patched areas of the installed engine", ""]
+        out += [f"- {_inline(area)}: {_inline(n)} differ from the release" for area, n in verdict.patched.items()]
+        out.append("")
     if verdict.timeline:
         out += ["## Timeline", ""]
         out += [f"- {clock.show(e.time)} `{e.file}:{e.line}` {_inline(e.says)}" for e in verdict.timeline[:60]]
@@ -60,20 +74,56 @@ def _body(f: Finding) -> list[str]:
 
 
 def issue(verdict: Verdict) -> str:
-    """A bug report for the engine's project: the main finding, without addresses, file names of the host, or keys."""
+    """A bug report in the form of the engine's project: the main finding, and the environment as far as it is known.
+
+    Without addresses, folders of the host, or keys.
+    """
+    parts = {
+        "bug": _bug(verdict),
+        "reproduction": _reproduction(verdict),
+        "environment": _environment(verdict),
+        "expected": ["Requests are answered.", ""],
+    }
+    out: list[str] = []
+    for heading, part in _FORMS.get(verdict.family, _FORMS[""]):
+        out += [f"### {heading}", "", *parts[part]]
+    return redact_addresses(redact("\n".join(out)))
+
+
+def _bug(verdict: Verdict) -> list[str]:
     f = verdict.main
-    bug, repro, environment = _FORMS.get(verdict.family, _FORMS["sglang"])
-    out = [f"### {bug}", "", f.summary, ""]
+    out = [f"{f.summary} ({f.certainty})", ""]
     if f.ranks:
         out += ["Where each rank stands:", "", "| rank | where it waits |", "|---|---|"]
         out += [f"| {_inline(r)} | {_inline(w)} |" for r, w in list(f.ranks.items())[:64]]
         out.append("")
-    for name, items in (("Shown", f.shown), ("Only likely", f.likely), ("Ruled out", f.decoys)):
+    for name, items in (
+        ("Mechanism", [f.mechanism]),
+        ("Shown", f.shown),
+        ("Only likely", f.likely),
+        ("Ruled out", f.decoys),
+    ):
+        items = [i for i in items if i]
         if items:
             out += [f"{name}:", "", *(f"- {_inline(i)}" for i in items), ""]
     out += ["Evidence:", "", "```", *(f"{e.file.rsplit('/', 1)[-1]}:{e.line}: {e.says}" for e in f.evidence), "```", ""]
     if f.known_issues:
         out += ["Possibly related:", "", *(f"- {k.id}: {_inline(k.reason)}" for k in f.known_issues), ""]
-    out += [f"### {repro}", "", f.trigger or "Not known.", "", f"### {environment}", ""]
-    out += [*(f"- {line}" for line in verdict.coverage), "", "(Please add versions, flags and hardware.)", ""]
-    return redact_addresses(redact("\n".join(out)))
+    return out
+
+
+def _reproduction(verdict: Verdict) -> list[str]:
+    flags = verdict.environment.get("Flags", []) + verdict.environment.get("Variables", [])
+    start = ["Started with (known flags and variables only):", "", "```", *flags, "```", ""] if flags else []
+    return [*start, f"Trigger: {_inline(verdict.main.trigger)}" if verdict.main.trigger else "Trigger: not known.", ""]
+
+
+def _environment(verdict: Verdict) -> list[str]:
+    out: list[str] = []
+    for name, lines in verdict.environment.items():
+        if name not in ("Flags", "Variables"):
+            out += [f"{name}:", "", *(f"- {_inline(line)}" for line in lines), ""]
+    lacking = [n for n, key in (("versions", "Versions"), ("flags", "Flags")) if not verdict.environment.get(key)]
+    lacking += [] if any("GPU" in line for line in verdict.environment.get("Topology", [])) else ["hardware"]
+    out += [*(f"- read: {_inline(line)}" for line in verdict.coverage), ""]
+    return [*out, f"(Not in the evidence, please add: {', '.join(lacking)}.)", ""] if lacking else out

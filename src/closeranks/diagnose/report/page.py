@@ -26,6 +26,11 @@ def render(verdict: Verdict) -> str:
         *(_finding(f, i) for i, f in enumerate(verdict.findings)),
         _timeline(verdict),
     ]
+    if verdict.patched:
+        rows = "".join(
+            f"<li>{_safe(f'{area}: {files} differ from the release')}</li>" for area, files in verdict.patched.items()
+        )
+        body.append(f"<h2>Patched areas of the installed engine</h2><ul>{rows}</ul>")
     read = "".join(f"<li>{_safe(line)}</li>" for line in [*verdict.coverage, *verdict.notes[:60]])
     body.append(f"<h2>What was read</h2><ul class=dim>{read}</ul>")
     return (

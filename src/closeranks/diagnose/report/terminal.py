@@ -15,6 +15,8 @@ def show(verdict: Verdict, console: Console) -> None:
     """Print the verdict: the main finding in full, the others after it, then what was read."""
     for i, f in enumerate(verdict.findings):
         console.print(_panel(f, "Verdict" if i == 0 else f"Also (finding {i + 1})"))
+    for area, files in verdict.patched.items():
+        console.print(Text(redact(f"patched: {area} ({files} differ from the release)"), style="yellow"))
     for line in verdict.coverage:
         console.print(Text(redact(f"coverage: {line}"), style="dim"))
     for note in verdict.notes[:20]:

@@ -19,6 +19,10 @@ _AREAS = (
 )
 
 
+AREAS = frozenset([*(name for name, _ in _AREAS), "other"])
+"""All names of areas."""
+
+
 def area_of(path: str, changed_text: str = "") -> str:
     """The area by path; lines of a diff that speak of index-K or HiCache win, because a patch may hide anywhere."""
     if changed_text:
