@@ -209,7 +209,7 @@ class Life:
     # ------------------------------------------------------------------------------------------------------- ranks
 
     def stall(self, rank: int, seconds: float) -> None:
-        self.stalled[rank] = self.world.now + seconds
+        self.stalled[rank] = max(self.stalled[rank], self.world.now + seconds)
 
     def drain(self) -> None:
         """The operator wants the engine to leave; its supervisor starts it again."""
