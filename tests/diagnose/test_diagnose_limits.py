@@ -3,6 +3,7 @@
 import gzip
 import io
 import pickle
+import random
 import tracemalloc
 from pathlib import Path
 
@@ -126,3 +127,24 @@ def test_200_mb_of_log(tmp_path: Path) -> None:
             f.write(block)
         f.write(OOM)
     assert diagnose_paths([path]).main.cls == "DEAD_PEER"
+
+
+def test_the_fast_search_of_a_block_misses_no_token() -> None:
+    readers = line_readers()
+    find = prefilter(readers)
+    for token in {t for r in readers for t in r.TOKENS}:
+        assert find.anchor.search(f"some words {token} and more".encode()), token
+        assert find.token.search(token.encode()), token
+
+
+def test_lines_between_words_are_found_with_their_numbers() -> None:
+    rng = random.Random(7)
+    words = ["".join(rng.choice("abcdefghijklmnopqrstuvwxyz_") for _ in range(rng.randint(2, 9))) for _ in range(900)]
+    lines = [" ".join(rng.choices(words, k=rng.randint(0, 14))) for _ in range(3000)]
+    at = sorted(rng.sample(range(3000), 40))
+    for i in at:
+        lines[i] = OOM.strip()
+    for end in ("", "\n"):
+        text = "\n".join(lines) + end
+        found = [f.src.line for f in facts(text) if isinstance(f, Event) and f.kind == "oom_kill"]
+        assert found == [i + 1 for i in at]

@@ -1,14 +1,13 @@
 """Collecting: a bundle → facts. Each file is read once, in bounded time and memory, and never stops the others."""
 
 import io
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from closeranks.diagnose.documents import MAX_TEXT, documents, unwrap_all
 from closeranks.diagnose.facts import Fact, Src
 from closeranks.diagnose.readers import DocumentReader, document_readers, line_readers
-from closeranks.diagnose.scan import Scanner, lines_of, prefilter
+from closeranks.diagnose.scan import Prefilter, Scanner, lines_of, prefilter
 from closeranks.evidence.bundle import Bundle, Item
 from closeranks.evidence.safe_pickle import UnsafePickle, load_plain
 
@@ -48,7 +47,7 @@ def collect(bundle: Bundle) -> Collected:
 
 
 def _one(
-    item: Item, pattern: re.Pattern[bytes], readers: list[DocumentReader], notes: list[str], limit: int
+    item: Item, pattern: Prefilter, readers: list[DocumentReader], notes: list[str], limit: int
 ) -> tuple[list[Fact], int]:
     with item.open() as stream:
         head = stream.read(4096)
@@ -75,7 +74,7 @@ def _one(
         return list(scanner.facts(lines_of(stream, skip_from, skip_to))), min(size, limit)
 
 
-def _text(name: str, text: str, pattern: re.Pattern[bytes], readers: list[DocumentReader]) -> list[Fact]:
+def _text(name: str, text: str, pattern: Prefilter, readers: list[DocumentReader]) -> list[Fact]:
     """Facts of a text that fits in memory: its JSON documents, then its lines."""
     facts: list[Fact] = []
     if "{" in text:

@@ -1,13 +1,15 @@
 """Scanning: one pass over a byte stream that hands readers the lines they could use, in bounded time and memory.
 
-Engines log gigabytes of which a few lines matter. One compiled expression finds the lines with a token of some reader,
-and lines that differ in numbers only are searched once. Lines of one token beyond `KEEP` are kept as the first and the
-last `KEEP`, so a flood of one message cannot push out another.
+Engines log gigabytes of which a few lines matter. One compiled expression, searched over whole blocks, finds the lines
+that may hold a token of some reader; another finds the token, and lines that differ in numbers only are searched once.
+Lines of one token beyond `KEEP` are kept as the first and the last `KEEP`, so a flood of one message cannot push out
+another.
 """
 
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from closeranks.diagnose.facts import Fact, Src
@@ -34,10 +36,24 @@ class LineReader(Protocol):
         """Facts that were waiting for more lines when the file ended."""
 
 
-def prefilter(readers: Iterable[LineReader]) -> re.Pattern[bytes]:
-    """One expression that finds any token of any reader, as a tree of prefixes: a row of them costs five times more."""
+@dataclass(frozen=True)
+class Prefilter:
+    """`token` finds any token of any reader in a line. `anchor` finds in a block, much faster, where one may be."""
+
+    token: re.Pattern[bytes]
+    anchor: re.Pattern[bytes]
+
+
+def prefilter(readers: Iterable[LineReader]) -> Prefilter:
+    """The expressions for the tokens of `readers`."""
+    tokens = {t for r in readers for t in r.TOKENS}
+    return Prefilter(_tree(tokens), _tree(_anchors(tokens)))
+
+
+def _tree(tokens: Iterable[str]) -> re.Pattern[bytes]:
+    """One expression that finds any of `tokens`, as a tree of prefixes: a row of them costs five times more."""
     tree: dict[str, Any] = {}
-    for token in {t for r in readers for t in r.TOKENS}:
+    for token in tokens:
         node = tree
         for char in token:
             node = node.setdefault(char, {})
@@ -50,6 +66,36 @@ def prefilter(readers: Iterable[LineReader]) -> re.Pattern[bytes]:
         return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
 
     return re.compile(expression(tree).encode())
+
+
+# How common a character is in logs and prose, roughly, in percent. Others (capitals, punctuation) are rarer.
+_COMMON = {" ": 15.0} | {
+    char: percent
+    for percent, chars in ((8.0, "eta"), (6.0, "oinsr"), (4.0, "hldcum"), (2.0, "fpgwybv"), (1.0, "kxjqz"))
+    for char in chars
+}
+
+
+def _anchors(tokens: Iterable[str]) -> set[str]:
+    """A part of each token that starts with a character of a small set of rare ones.
+
+    An expression is tried at every place where one of its first characters stands. Starting all parts with a few rare
+    ones leaves few places; any line that holds a token holds its part.
+    """
+    left, starts = set(tokens), set[str]()
+    while left:
+        gain: dict[str, int] = {}
+        for token in left:
+            for char in set(token[: max(1, len(token) - 3)]):
+                gain[char] = gain.get(char, 0) + 1
+        best = max(sorted(gain), key=lambda c: gain[c] / _COMMON.get(c, 0.7))
+        starts.add(best)
+        left = {t for t in left if best not in t[: max(1, len(t) - 3)]}
+    out = set()
+    for token in tokens:
+        at = [i for i, char in enumerate(token[: max(1, len(token) - 3)]) if char in starts]
+        out.add(token[min(at, key=lambda i: (_COMMON.get(token[i], 0.7), i)) :])
+    return out
 
 
 def lines_of(stream: IO[bytes], skip_from: int = -1, skip_to: int = -1) -> Iterator[tuple[bytes, bool]]:
@@ -89,10 +135,10 @@ def lines_of(stream: IO[bytes], skip_from: int = -1, skip_to: int = -1) -> Itera
 class Scanner:
     """One file's pass. `facts(...)` yields everything its readers found."""
 
-    def __init__(self, name: str, readers: list[LineReader], pattern: re.Pattern[bytes]) -> None:
+    def __init__(self, name: str, readers: list[LineReader], find: Prefilter) -> None:
         self.name = name
         self.readers = readers
-        self.pattern = pattern
+        self.pattern, self.anchor = find.token, find.anchor
         self.number = 0
         self.found = 0
         self.hits: dict[bytes, int] = {}
@@ -117,24 +163,38 @@ class Scanner:
                 yield from self._line(number, raw.decode("utf-8", "replace"), late=True)
 
     def _block(self, block: bytes) -> Iterator[Fact]:
-        lines = block.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        for raw in lines:
-            self.number += 1
+        """Facts of whole lines: those with a token, and those that a reader asked for."""
+        at, size = 0, len(block)
+        while at < size:
             if not self.open:
-                token = self._token(raw)
-                if not token:
-                    continue
-                seen = self.hits[token] = self.hits.get(token, 0) + 1
-                if seen > KEEP:  # a flood: kept as bytes, read at the end
-                    ring = self.late.get(token)
-                    if ring is None:
-                        ring = self.late[token] = deque(maxlen=KEEP)
-                    ring.append((self.number, raw[:MAX_LINE]))
-                    continue
-            if self.found < MAX_FACTS:
-                yield from self._line(self.number, raw[:MAX_LINE].decode("utf-8", "replace"))
+                hit = self.anchor.search(block, at)
+                start = block.rfind(b"\n", at, hit.start()) + 1 if hit else size
+                start = max(start, at)
+                self.number += block.count(b"\n", at, start)
+                if hit is None:
+                    self.number += not block.endswith(b"\n")
+                    return
+                at = start
+            end = block.find(b"\n", at)
+            end = size if end < 0 else end
+            self.number += 1
+            yield from self._one(block[at:end])
+            at = end + 1
+
+    def _one(self, raw: bytes) -> Iterator[Fact]:
+        if not self.open:
+            token = self._token(raw)
+            if not token:
+                return
+            seen = self.hits[token] = self.hits.get(token, 0) + 1
+            if seen > KEEP:  # a flood: kept as bytes, read at the end
+                ring = self.late.get(token)
+                if ring is None:
+                    ring = self.late[token] = deque(maxlen=KEEP)
+                ring.append((self.number, raw[:MAX_LINE]))
+                return
+        if self.found < MAX_FACTS:
+            yield from self._line(self.number, raw[:MAX_LINE].decode("utf-8", "replace"))
 
     def _token(self, raw: bytes) -> bytes:
         """The first token of a reader in a line. Lines that differ in numbers and hex digits only are searched once."""
