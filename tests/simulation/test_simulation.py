@@ -13,7 +13,6 @@ from tests.simulation.coverage import Coverage, watching_pages
 from tests.simulation.run import Run
 from tests.simulation.shorten import fails, kind_of, shorten
 
-
 RARE = {"nobody is retracted": 25}
 """Breaches that only some seeds find (every running request must be short of a page at once): where to begin."""
 
