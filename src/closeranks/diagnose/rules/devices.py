@@ -199,3 +199,33 @@ def spin_without_stacks(scene: Scene) -> Finding | None:
             "ncclras twice; cuda-gdb 'info cuda kernels'",
         ],
     )
+
+
+# Faults of the device or its links, not of a program: uncorrectable memory, NVLink, off the bus, GSP.
+_FATAL_XIDS = frozenset({48, 62, 74, 79, 94, 95, 119, 120, 140})
+
+
+@rule(27, "DEVICE_HANG", "the driver reported a broken GPU, and hosts wait for their devices")
+def broken_device(scene: Scene) -> Finding | None:
+    faults = [e for e in scene.events("xid") if e.get("xid") in _FATAL_XIDS]
+    for engine in scene.engines:
+        waits = engine.at(*DEVICE)
+        if not faults or not waits or len(waits) < len(engine.ranks) or any(r.moving for r in waits):
+            continue
+        return finding(
+            "DEVICE_HANG",
+            LIKELY,
+            f"The driver reported Xid {faults[0].get('xid')} and {labels(waits)} wait for their devices: a GPU or its link failed.",
+            [*faults[:3], *(r.stacks[-1] for r in waits[:3])],
+            engine=engine_name(engine),
+            ranks=places(waits),
+            trigger=f"Xid {faults[0].get('xid')}",
+            mechanism="work on the failed device never ends; its peers wait inside their own kernels",
+            decoys=["equal host frames say nothing about which device failed"],
+            next_checks=[
+                "the time of the Xid against the last batch line",
+                "nvidia-smi -q of the device that the driver names",
+            ],
+            workaround="drain the node, reset or replace the device",
+        )
+    return None

@@ -176,10 +176,11 @@ def admits_nothing(scene: Scene) -> Finding | None:
 )
 def frontend_blocked(scene: Scene) -> Finding | None:
     bars = [e for e in scene.events("bar") if e.get("work") == "grammar"]
-    if bars:
+    if bars and (bars[-1].num("percent") or 0) < 100:  # a bar that is full is a compilation that ended
+        later = [b for b in scene.gen_after(None) if b.src.file == bars[-1].src.file and b.src > bars[-1].src]
         return finding(
             "FRONTEND_OR_CPU_BOUND",
-            SHOWN,
+            SHOWN if not later else LIKELY,
             f"A schema or grammar is being compiled on the CPU ({bars[-1].get('percent')} %); requests wait for it.",
             [*bars[:1], *bars[-1:], *scene.batches[:2]],
             mechanism="compilation of a complex schema runs before the request is counted as running or waiting",

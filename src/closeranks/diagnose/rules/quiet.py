@@ -5,7 +5,7 @@ import re
 from itertools import pairwise
 
 from closeranks.diagnose import health
-from closeranks.diagnose.facts import Fact, Metric
+from closeranks.diagnose.facts import Event, Fact, Metric
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import engine_name, finding, labels, places
 from closeranks.diagnose.scene import MANY, Scene
@@ -114,7 +114,7 @@ def held_by_nobody(scene: Scene) -> Finding | None:
     zombie = [
         e for e in scene.events("vllm_stats") if aborted and (e.num("running") or 0) > 0 and (e.num("gen") or 0) == 0
     ]
-    held = stats if len(stats) >= 2 and stats[-1] is scene.batches[-1] else []
+    held = stats if len(stats) >= 2 and _alike(stats[-1], scene.batches[-1]) else []
     if not leaks and not held and len(zombie) < 2:
         return None
     words = (
@@ -131,6 +131,11 @@ def held_by_nobody(scene: Scene) -> Finding | None:
         next_checks=["aborts and transfer failures before the first such line", "does it grow with every abort?"],
         workaround="restart the engine",
     )
+
+
+def _alike(a: Event, b: Event) -> bool:
+    """Whether two lines are one, perhaps read from two copies of a log."""
+    return a.kind == b.kind and a.time == b.time and a.data == b.data
 
 
 @rule(59, "NOT_HUNG_SLOW_OR_CAPACITY", "all ranks inside the forward pass, and their threads sleep and wake")
@@ -195,7 +200,7 @@ def nothing_to_do(scene: Scene) -> Finding | None:
     )
     if scene.has(*trouble.split()) or scene.stalls or scene.hints or any(b.num("gen") for b in scene.batches[-2:]):
         return None
-    if health.open_work(scene):
+    if health.open_work(scene) or any((b.num("kv") or 0) >= 5 for b in scene.batches[-2:]):
         return None
     return finding(
         "HEALTHY_IDLE",
