@@ -130,3 +130,9 @@ def test_health_never_survives_what_is_added(
 ) -> None:
     more = [("a_metrics.txt", "".join(f"{g}{LABELS} {count}\n" for g in gauges)), ("b.log", "\n".join(lines) + "\n")]
     assert not healthy_and_sure([*more, *case[1]] if first else [*case[1], *more])
+
+
+def test_a_rank_that_was_killed_did_not_crash() -> None:
+    """Its peers raise and leave because their connections closed; that is no crash of theirs."""
+    main = diagnose_texts(capture("dead_peer")).main
+    assert main.cls == "DEAD_PEER"

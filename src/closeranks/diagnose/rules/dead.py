@@ -132,10 +132,13 @@ def processes_gone(scene: Scene) -> Finding | None:
     if ranks_gone:
         alive = [p for p in scene.processes if p.who and p.who.is_rank and not p.state.startswith("Z")]
         leaving = [r for g in scene.engines for r in g.at("exiting")]
-        if not alive or leaving:
+        # A rank that was killed from outside did not crash; what its peers raise then is the echo of its absence.
+        killed = [e for e in scene.events("child_crashed", "exit_code") if e.get("code") in _KILLED]
+        if (not alive or leaving) and not (killed and alive):
+            echo = scene.has("peer_closed", "peer_lost") or killed
             return finding(
                 "CRASH_LOOKS_LIKE_HANG",
-                SHOWN if scene.has("rank_exception", "exception", "child_crashed", "fatal") else LIKELY,
+                SHOWN if scene.has("rank_exception", "exception", "child_crashed", "fatal") and not echo else LIKELY,
                 "The engine's ranks have crashed; the launcher still holds the port.",
                 [*ranks_gone, *scene.events("rank_exception", "child_crashed", "exception")[:3]],
                 mechanism="after a child's crash the launcher dumps and waits before it exits: the port accepts and nothing answers",
@@ -175,6 +178,9 @@ def processes_gone(scene: Scene) -> Finding | None:
             next_checks=["who stopped it: a debugger, SIGSTOP, a cgroup freezer? SIGCONT lets it go on"],
         )
     return None
+
+
+_KILLED = frozenset({-9, -15, 137, 143})  # SIGKILL and SIGTERM come from outside: the kernel, an operator, a supervisor
 
 
 def labels_of(processes: list[Process]) -> str:

@@ -59,7 +59,7 @@ def transfer_gauges_stay(scene: Scene) -> Finding | None:
     tokens = [m for m in scene.moving_counters if "tokens" in m.name]
     if stuck is None or scene.frozen_counters:
         return None
-    piled = scene.requests[0] == 0 and stuck[-1][1] >= max(MANY, stuck[0][1] + 1)  # the last token may be long ago
+    piled = scene.requests[0] == 0 and stuck[-1][1] >= MANY  # the last token may be long ago
     if tokens and not piled:
         return None
     flat = [m for m, d in scene.counter_deltas if d == 0 and "tokens_total" in m.name]
