@@ -44,8 +44,10 @@ class Prose(Core):
         group = found.lastgroup or ""
         self._before = self._joint + buffer[hold:start]
         if (self._quotes or group in _LOOSE) and self._is_quoted(group, found.end()):
-            self._say(self._unjoin() + buffer[hold : found.end()])
-            self._at = found.end()
+            # a look-alike's run of bars may end in the first bar of a real marker, which is judged by itself
+            end = start + 1 if group in _LOOSE else found.end()
+            self._say(self._unjoin() + buffer[hold:end])
+            self._at = end
             return True
         if group in PLAIN_KINDS:
             marker: Marker | None = Marker(PLAIN_KINDS[group], start, found.end())
