@@ -79,6 +79,6 @@ def run_group(
             if member.is_alive():
                 member.join(0.2)
             if member.is_alive():
-                os.kill(member.pid, signal.SIGKILL)
+                member.kill()
             member.join()
         return outcomes

@@ -1,5 +1,6 @@
 """An engine's pools and transfer threads without a model, in a process of its own, driven through a pipe."""
 
+import contextlib
 import hashlib
 import os
 import random
@@ -114,8 +115,10 @@ class Host:
         self.pipe.close()
 
     def signal(self, number: int) -> None:
+        """Some kernels answer "no such process" for one that has ended and is not yet waited for: it is gone either way."""
         if self.process.is_alive():
-            os.kill(self.process.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
     @property
     def peer(self) -> Peer:
