@@ -20,7 +20,7 @@ Values = Mapping[str, Value]
 
 
 class Proc(msgspec.Struct, frozen=True):
-    """One process. `start_time`: clock ticks since boot (field 22 of /proc/PID/stat); with the pid it is an identity."""
+    """One process. `start_time`: clock ticks since boot (of /proc/PID/stat); with the pid it is an identity."""
 
     pid: int
     start_time: int
