@@ -5,7 +5,7 @@ Four conversations, all over ZeroMQ, every frame one msgpack-encoded struct of t
 ====================  =======================================  ===================================
 conversation          downwards                                upwards
 ====================  =======================================  ===================================
-leader  <-> rank      `ToRank`  (Welcome, Step, Stop)          `FromRank` (Joined, Report, notices)
+leader  <-> rank      `ToRank`  (Welcome, Step, Compile, Stop) `FromRank` (Joined, Report, notices)
 gateway <-> leader    `ToEngine` (Attach, Submit, Abort, ...)  `FromEngine` (Status, Output)
 decode  <-> prefill   `PeerMessage`, in both directions: Hello, Grant, Arrived, End, Quiet, Beat
 ====================  =======================================  ===================================
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 """Raised whenever a struct changes; engines that pair refuse another version, with both values named."""
 
 
@@ -184,7 +184,22 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=3):
     epoch: int
 
 
-ToRank = Step | Welcome | Stop
+class Compile(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Compile a grammar beside the steps; the sampling rank answers with `Compiled`, others have nothing to do.
+
+    A row begins with a grammar only after it was compiled, so no step waits for a compiler.
+    """
+
+    epoch: int
+    number: int
+    """Number of this grammar, unique within the epoch; 0: there is none, only `drop`."""
+    grammar: str
+    """As in `Sampling.grammar`."""
+    drop: list[int] = []
+    """Numbers of grammars that no further row begins with."""
+
+
+ToRank = Step | Welcome | Stop | Compile
 
 
 class TopLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -270,7 +285,19 @@ class RankFault(msgspec.Struct, frozen=True, array_like=True, tag=7):
     detail: str
 
 
-FromRank = Joined | Report | Sent | Checked | Dropped | Progress | RankFault
+class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Notice of the sampling rank: a grammar is compiled, or cannot be."""
+
+    epoch: int
+    rank: int
+    number: int
+    error: str
+    """What is wrong with it and where; empty: rows may begin with it."""
+    size: int = 0
+    """Bytes that it takes."""
+
+
+FromRank = Joined | Report | Sent | Checked | Dropped | Progress | RankFault | Compiled
 
 
 # --------------------------------------------------------------------------------------------------------------------

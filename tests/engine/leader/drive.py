@@ -8,6 +8,7 @@ from closeranks.engine.leader.desk import Desk
 from closeranks.engine.leader.events import Config, Fault
 from closeranks.protocol import (
     Attach,
+    Compile,
     Ended,
     Fingerprint,
     Joined,
@@ -38,6 +39,7 @@ class Driven:
         self.ended: dict[RoomId, Ended] = {}
         self.peer: list[tuple[str, Any]] = []
         self.faults: list[Fault] = []
+        self.orders: list[Compile] = []
         self.context = context
         if ready:
             self.join()
@@ -55,7 +57,7 @@ class Driven:
         self.desk.from_rank(message, self.now)
 
     def submit(self, room: int, length: int, new: int, generation: int = 1, **more: Any) -> RoomId:
-        values: dict[str, Any] = {"stop_ids": [], "deadline_s": 60.0, "peer": "", "alone": False, **more}
+        values: dict[str, Any] = {"stop_ids": [], "deadline_s": 60.0, "peer": "", "alone": False, "grammar": "", **more}
         tokens = [(room * 5 + k * (1 + room % 3)) % 89 for k in range(length)]
         self.gateway(
             Submit(
@@ -64,7 +66,7 @@ class Driven:
                 tokens,
                 length,
                 new,
-                Sampling(),
+                Sampling(grammar=values["grammar"]),
                 values["stop_ids"],
                 values["deadline_s"],
                 values["peer"],
@@ -112,6 +114,8 @@ class Driven:
     def to_ranks(self, message: Any) -> None:
         if isinstance(message, Step):
             self.steps.append(message)
+        elif isinstance(message, Compile):
+            self.orders.append(message)
 
     def to_gateway(self, gateway: str, message: Output) -> None:
         self.tokens += message.tokens

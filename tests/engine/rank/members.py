@@ -2,7 +2,6 @@
 
 import multiprocessing as mp
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Callable

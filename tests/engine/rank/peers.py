@@ -115,7 +115,7 @@ class Host:
         self.pipe.close()
 
     def signal(self, number: int) -> None:
-        """Some kernels answer "no such process" for one that has ended and is not yet waited for: it is gone either way."""
+        """Some kernels answer "no such process" for one that has ended and is not yet waited for: it is gone."""
         if self.process.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)

@@ -1,15 +1,17 @@
 """Grammars: only what they admit is sampled, a resumed answer goes on, and a broken one harms nobody else."""
 
 import json
+import queue
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from closeranks.engine.rank.collectives import Solo
-from closeranks.engine.rank.grammar import Grammars
+from closeranks.engine.rank.grammar import CompilerThread, Grammars, NotCompiled
 from closeranks.engine.rank.runner import InvalidStep, Runner
-from closeranks.protocol import Begin, Row, Sampling, Step
+from closeranks.protocol import Begin, Compile, Compiled, Row, Sampling, Step
 
 from . import tiny
 
@@ -30,12 +32,14 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     (path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model, "decoder": BYTES}))
     converted = tiny.convert(path, path.parent / "cache")
     built = tiny.runner(tiny.model(converted), Solo())
-    built.grammars = Grammars(converted.path / "tokenizer.json", 131, built.group.tick)
+    built.grammars = Grammars(converted.path / "tokenizer.json", 131)
     return built
 
 
 def answer(runner: Runner, grammar: str, new: int, output: list[int] | None = None, slot: int = 0) -> list[int]:
     """Sampled tokens up to the stop token or `new`."""
+    if runner.grammars is not None:
+        assert runner.grammars.compile(grammar)[0] == ""
     sampling = Sampling(temperature=1.0, seed=5, grammar=grammar, stop_ids=(STOP,))
     tokens = [7, 8, 9, *(output or [])]
     pages = list(range(32))
@@ -67,8 +71,85 @@ def test_json_follows_its_schema(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("grammar", ["ebnf:root ::= (", "json_schema:{", "structural_tag:{}", "poetry:x", "x"])
-def test_a_grammar_that_is_none_ends_its_answer_and_nothing_else(runner: Runner, grammar: str) -> None:
-    assert answer(runner, grammar, 20) == [STOP]
+def test_a_grammar_that_is_none_is_said_to_be_wrong(runner: Runner, grammar: str) -> None:
+    assert runner.grammars is not None
+    error, _ = runner.grammars.compile(grammar)
+    assert error
+    assert "/" not in error.partition("known are")[0], "no place in the compiler's own source"
+
+
+def test_a_row_that_begins_with_a_grammar_that_is_not_there_is_a_fault(runner: Runner) -> None:
+    assert runner.grammars is not None
+    grammar = 'ebnf:root ::= "abc"'
+    answer(runner, grammar, 3)
+    runner.grammars.forget(grammar)
+    begin = Begin(Sampling(grammar=grammar, stop_ids=(STOP,)), [7, 8], 2, [0])
+    with pytest.raises(NotCompiled):
+        runner.run(Step(1, 1, [Row(0, 0, 2, [], True, begin)]))
+
+
+def wrong(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"ok": {"type": "string"}, "x": {"type": "array", "items": schema}}}
+
+
+FORWARD = {"type": "string", "pattern": "[z-a]"}
+
+
+def tagged(*elements: Any) -> str:
+    whole = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+    return f"structural_tag:{json.dumps(whole)}"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "place"),
+    [
+        (f"json_schema:{json.dumps(wrong(FORWARD))}", "x.items"),
+        (f"json_schema:{json.dumps(wrong({'anyOf': [{'type': 'null'}, {'type': 'foo'}]}))}", "x.items.anyOf[1]"),
+        (f"json_schema:{json.dumps({'$ref': '#/$defs/d', '$defs': {'d': wrong(FORWARD)}})}", "$defs.d.x.items"),
+        (
+            tagged(
+                {"type": "const_string", "value": '<invoke name="book">'},
+                {"type": "const_string", "value": '<parameter name="'},
+                {"type": "const_string", "value": "day"},
+                {"type": "const_string", "value": '" string="false">'},
+                {"type": "json_schema", "json_schema": wrong(FORWARD)},
+            ),
+            "tool 'book'.day.x.items",
+        ),
+        (
+            tagged(
+                {"type": "const_string", "value": '\n{"name": "book", "arguments": '},
+                {"type": "json_schema", "json_schema": FORWARD},
+            ),
+            "tool 'book'",
+        ),
+    ],
+)
+def test_the_error_names_the_place_in_the_schema(runner: Runner, grammar: str, place: str) -> None:
+    assert runner.grammars is not None
+    error, _ = runner.grammars.compile(grammar)
+    assert error.startswith(f"{place}: cannot be enforced: "), error
+    assert "lower bound" in error or "Unsupported type" in error
+
+
+def test_orders_are_answered_beside_the_steps(runner: Runner) -> None:
+    said: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+    faults: list[BaseException] = []
+    thread = CompilerThread(runner.grammars, 3, said.put, faults.append)
+    thread.take(Compile(3, 1, 'ebnf:root ::= "a"'))
+    thread.take(Compile(3, 2, "ebnf:root ::= ("))
+    first, second = said.get(timeout=60), said.get(timeout=60)
+    assert (first.epoch, first.number, first.error) == (3, 1, "")
+    assert first.size > 0
+    assert second.number == 2
+    assert second.error
+    thread.take(Compile(3, 0, "", [1, 2, 9]))
+    assert runner.grammars is not None
+    with pytest.raises(NotCompiled):
+        runner.grammars.begin(Sampling(grammar='ebnf:root ::= "a"', stop_ids=(STOP,)), [])
+    CompilerThread(None, 3, said.put, faults.append).take(Compile(3, 4, "ebnf:x"))
+    assert "tokenizer" in said.get(timeout=60).error
+    assert not faults
 
 
 def test_output_that_the_grammar_does_not_admit_ends_the_answer(runner: Runner) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...protocol import Ended
+from ...protocol import Compiled, Ended
 from . import rooms as r
 from .events import SayEnded, Submitted
 from .peers import REFUSED, UP
@@ -53,6 +53,7 @@ class Admission:
         room = known or Room(event.room, self.leader.at)
         room.gateway, room.rid, room.alone = event.gateway, event.rid, event.alone
         room.length, room.max_new, room.hashes = event.length, event.max_new, list(event.hashes)
+        room.form = event.form
         room.deadline = self.leader.at + event.deadline_s
         room.waiting_since = self.leader.at
         rooms.move(room, r.SUBMIT)
@@ -69,6 +70,15 @@ class Admission:
                 self.leader.end(room, r.PEER_END, "peer", link.why, retryable=False)
             elif link.state == UP and link.met:
                 self.leader.peers.bind(room, link)
+
+    def compiled(self, message: Compiled) -> None:
+        """A grammar is there: who waits for it may be scheduled, or ends with what is wrong with it."""
+        for room in list(self.leader.rooms.open.values()):
+            if room.form and room.form == message.number:
+                room.form = 0
+                if message.error:
+                    self.leader.end(room, r.ABORT, "invalid", message.error, retryable=False)
+        self.leader.scheduler.blocked_at = -1
 
     def flaw(self, event: Submitted) -> tuple[str, str, bool, float]:
         """(reason, detail, retryable, retry after s) for which a submit is refused; reason empty: it is not."""

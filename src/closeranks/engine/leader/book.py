@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ...protocol import Arrived, Memory, Report, RoomId, Sampling, Sent, Submit, TopLogprobs
 from .events import ArrivedNote, Plan, Reported
+from .grammars import Grammar
 
 
 def page_hashes(tokens: Sequence[int], page_size: int, salt: bytes, before: bytes = b"") -> list[bytes]:
@@ -22,7 +23,19 @@ def page_hashes(tokens: Sequence[int], page_size: int, salt: bytes, before: byte
 class Entry:
     """One room's tokens."""
 
-    __slots__ = ("chain", "gateway", "index", "prompt_length", "room", "sampling", "stops", "sums", "tokens", "top")
+    __slots__ = (
+        "chain",
+        "gateway",
+        "grammar",
+        "index",
+        "prompt_length",
+        "room",
+        "sampling",
+        "stops",
+        "sums",
+        "tokens",
+        "top",
+    )
 
     def __init__(self, submit: Submit, gateway: str, chain: bytes) -> None:
         self.room = submit.room
@@ -30,6 +43,7 @@ class Entry:
         self.tokens = list(submit.tokens)
         self.prompt_length = submit.prompt_length
         self.sampling: Sampling = submit.sampling
+        self.grammar: Grammar | None = None
         self.stops = frozenset(submit.stop_ids)
         self.chain = chain
         """Chain hash of the last whole page of `tokens`."""
@@ -78,6 +92,13 @@ class Book:
         if message.room not in self.entries:
             self.entries[message.room] = Entry(message, gateway, hashes[-1] if hashes else b"")
         return hashes
+
+    def uses(self, room: RoomId, grammar: Grammar) -> None:
+        """The room's rows begin with this grammar."""
+        entry = self.entries[room]
+        if entry.grammar is None:
+            entry.grammar = grammar
+            grammar.users += 1
 
     def issued(self, plan: Plan) -> None:
         """A step goes out: remember whose tokens its report will bring."""

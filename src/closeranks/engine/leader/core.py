@@ -8,7 +8,7 @@ the events' `at`, no random draw, and no iteration over a set.
 from collections.abc import Callable
 from typing import Any
 
-from ...protocol import Checked, Dropped, Ended, Fingerprint, Joined, Memory, Progress, RankFault, Status
+from ...protocol import Checked, Compiled, Dropped, Ended, Fingerprint, Joined, Memory, Progress, RankFault, Status
 from . import rooms as r
 from .admission import Admission
 from .events import (
@@ -325,6 +325,8 @@ class Leader:
             self.rank_joined(message)
         elif isinstance(message, Dropped):
             self.peers.dropped(message)
+        elif isinstance(message, Compiled):
+            self.admission.compiled(message)
         else:
             self.rank_fault(message)
 

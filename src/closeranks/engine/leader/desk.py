@@ -19,6 +19,8 @@ from ...protocol import (
     Beat,
     Begin,
     Check,
+    Compile,
+    Compiled,
     Drain,
     End,
     Ended,
@@ -28,7 +30,9 @@ from ...protocol import (
     Output,
     PeerMessage,
     Quiet,
+    RankFault,
     Report,
+    RoomId,
     Row,
     Sent,
     Step,
@@ -66,13 +70,14 @@ from .events import (
     Submitted,
     Tick,
 )
+from .grammars import PATIENCE_S, Grammars
 from .log import Mark, Words, Writer
 
 
 class Wire(Protocol):
     """Where the desk's messages go. `to_*` never wait."""
 
-    def to_ranks(self, message: Step | Welcome) -> None: ...
+    def to_ranks(self, message: Step | Welcome | Compile) -> None: ...
 
     def to_gateway(self, gateway: str, message: Output) -> None: ...
 
@@ -98,6 +103,7 @@ class Desk:
         self.words = writer if log_tokens else None
         self.prefill = leader.config.role == "prefill"
         self.epoch = leader.config.epoch
+        self.grammars = Grammars(self.epoch, wire.to_ranks)
         self.outputs: dict[str, tuple[list[Tokens], list[Ended]]] = {}
         self.carriers: dict[type, Callable[[Any], None]] = {
             Release: self.release,
@@ -126,6 +132,10 @@ class Desk:
             if message.transfer not in self.leader.handover.transfers:
                 self.book.settled(message.transfer)
         else:
+            if isinstance(message, Compiled):
+                if message.rank != 0 or message.epoch != self.epoch:
+                    return  # the sampling rank alone compiles
+                self.grammars.compiled(message, now)
             self.handle(RankSaid(now, message))
 
     def from_gateway(self, gateway: str, message: ToEngine, now: float) -> None:
@@ -140,7 +150,8 @@ class Desk:
             self.handle(Drained(now))
 
     def submit(self, now: float, gateway: str, message: Submit) -> None:
-        flaw, hashes = "", list[bytes]()
+        flaw, hashes, form = "", list[bytes](), 0
+        text = message.sampling.grammar
         length = len(message.tokens)
         if not 0 < message.deadline_s < math.inf:
             flaw = f"deadline_s is {message.deadline_s}"
@@ -151,6 +162,10 @@ class Desk:
                 hashes = self.book.submit(message, gateway)
             except OverflowError:
                 flaw = "a token id is negative or beyond 32 bits"
+        if not flaw and text and self.leader.state == "ready":
+            grammar = self.grammars.ask(text, now)
+            flaw, form = grammar.error, grammar.number if grammar.pending else 0
+            self.book.uses(message.room, grammar)
         self.handle(
             Submitted(
                 now,
@@ -164,10 +179,11 @@ class Desk:
                 message.peer,
                 message.alone,
                 flaw,
+                form,
             )
         )
         if message.room not in self.leader.rooms.open:
-            self.book.entries.pop(message.room, None)
+            self.forget_room(message.room)
         elif self.words is not None:
             self.words.write(Words((message.room.id, message.room.generation), 0, message.tokens))
 
@@ -279,7 +295,7 @@ class Desk:
         return output
 
     def say_ended(self, effect: SayEnded) -> None:
-        self.book.entries.pop(effect.ended.room, None)
+        self.forget_room(effect.ended.room)
         self.output(effect.gateway)[1].append(effect.ended)
 
     def say_peer(self, effect: SayPeer) -> None:
@@ -290,7 +306,12 @@ class Desk:
         self.wire.to_peer(effect.link, self.book.arrival(effect.room, instance, effect.pages, effect.cached_tokens))
 
     def forget(self, effect: Forget) -> None:
-        self.book.entries.pop(effect.room, None)
+        self.forget_room(effect.room)
+
+    def forget_room(self, room: RoomId) -> None:
+        entry = self.book.entries.pop(room, None)
+        if entry is not None and entry.grammar is not None:
+            self.grammars.leave(entry.grammar)
 
     def dial(self, effect: Dial) -> None:
         self.wire.dial(effect.endpoint)
@@ -305,6 +326,11 @@ class Desk:
             self.wire.say_status(gateway)
 
     def tick(self, now: float) -> None:
+        late = self.grammars.overdue(now)
+        if late is not None:
+            error = f"the grammar was not compiled within {PATIENCE_S:g} s"
+            self.from_rank(Compiled(self.epoch, 0, late.number, error), now)  # before all others end retryable
+            self.from_rank(RankFault(self.epoch, 0, "grammar_stuck", error), now)
         self.handle(Tick(now))
         if self.writer is not None:
             self.writer.flush()

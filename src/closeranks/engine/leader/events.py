@@ -11,6 +11,7 @@ from ...protocol import (
     Beat,
     Check,
     Checked,
+    Compiled,
     Copy,
     Dropped,
     End,
@@ -89,6 +90,8 @@ class Submitted(msgspec.Struct, frozen=True, array_like=True, tag=3):
     alone: bool
     flaw: str = ""
     """What the shell found wrong in the request; empty: nothing."""
+    form: int = 0
+    """Number of the grammar that is being compiled for it: it is not scheduled before; 0: it waits for none."""
 
 
 class Aborted(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -136,7 +139,7 @@ class RankSaid(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """Any other message of a rank, as it came."""
 
     at: float
-    message: Joined | Checked | Dropped | Progress | RankFault
+    message: Joined | Checked | Dropped | Progress | RankFault | Compiled
 
 
 class ArrivedNote(msgspec.Struct, frozen=True, array_like=True, tag=3):

@@ -21,8 +21,8 @@ import msgspec
 
 from .events import Config, Event
 
-MAGIC = b"crlog\x00\x00\x01"
-VERSION = 1
+MAGIC = b"crlog\x00\x00\x02"
+VERSION = 2
 FRAME = struct.Struct("<II")
 PATTERN = "*.crlog"
 RETRY_S = 1.0

@@ -116,6 +116,7 @@ class Room:
         "deadline",
         "emitted",
         "first",
+        "form",
         "gateway",
         "hashes",
         "id",
@@ -157,6 +158,8 @@ class Room:
         self.peer = ""
         self.alone = False
         self.order = 0
+        self.form = 0
+        """Number of the grammar that is being compiled for it; 0: it waits for none."""
         # what it holds
         self.slot = -1
         self.pages: list[int] = []

@@ -5,6 +5,7 @@ Rules:
 - Decode rows first: every request that can draw a token has a row in every step. Then prefill, in order of admission,
   up to `chunk` tokens in all.
 - Admission is first come, first served, without overtaking: a large request at the head is not starved by small ones.
+  A request whose grammar is still being compiled stands aside: it holds nothing and nobody waits for it.
 - A request that needs a page when there is none takes it from the one admitted last (retract), never from an older
   one: the oldest request always finishes, so there is no livelock.
 - A row beyond a length stop, which is known in advance, is never planned. A stop token is known only at the report:
@@ -74,7 +75,9 @@ class Scheduler:
         """Give slots and pages to the queue's head as long as there are any."""
         pool = self.leader.pool
         while self.queue and self.slots and self.blocked_at != pool.freed:
-            room = next(iter(self.queue.values()))
+            room = next((room for room in self.queue.values() if not room.form), None)
+            if room is None:
+                return
             if not self.hold(room):
                 self.blocked_at = pool.freed
                 return

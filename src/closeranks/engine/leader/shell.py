@@ -21,6 +21,7 @@ import zmq.auth.thread
 
 from ...faults import RECORD, injector
 from ...protocol import (
+    Compile,
     Output,
     PeerMessage,
     RankFault,
@@ -325,7 +326,7 @@ class Shell:
 
     # ---------------------------------------------------------------------------------------------------------- out
 
-    def to_ranks(self, message: Step | Welcome) -> None:
+    def to_ranks(self, message: Step | Welcome | Compile) -> None:
         if self.faults is not None:
             if isinstance(message, Step) and message.rows:
                 self.faults.act("leader.step", n=message.n)

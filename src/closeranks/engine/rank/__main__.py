@@ -47,6 +47,7 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
 
     from . import checksum
     from .collectives import join
+    from .grammar import CompilerThread
     from .loop import Loop
     from .planes import Pool
     from .runner import Runner
@@ -93,7 +94,9 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
         page=layout.describe(settings.page_size),
     )
     socket = process.dealer(context, settings, "step")
-    loop = Loop(settings.epoch, runner, group, transfer, notices, socket, faults)
+    compiler = CompilerThread(runner.grammars, settings.epoch, notices.post, notices.fault).take
+    compiles = compiler if settings.rank == 0 else None
+    loop = Loop(settings.epoch, runner, group, transfer, notices, socket, faults, compiles)
     joined = Joined(
         epoch=settings.epoch,
         rank=settings.rank,

@@ -1,66 +1,56 @@
 """Grammars on the sampling rank: which tokens may come next. A function of the grammar and of the output so far.
 
-A grammar that cannot be compiled, or output that it does not admit, ends that answer: only its stop tokens remain. It
-must not end the epoch, which others share; the gateway should have refused it.
+They are compiled on a thread of their own, when the leader asks; a row begins with one only after the leader has heard
+that it is there, so no step waits for a compiler. What cannot be compiled is said to the leader with the place at
+fault, and ends the requests that asked for it, nothing else.
 """
 
+import queue
+import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 import torch
 
-from closeranks.protocol import Sampling
+from closeranks.protocol import Compile, Compiled, Sampling
 
-T = TypeVar("T")
+from .blame import blame
 
 KINDS = ("json_schema", "ebnf", "structural_tag")
-PATIENCE_S = 60.0
-"""Loading xgrammar and compiling a grammar may take this long, while the step goes on being reported as alive."""
-TICK_S = 0.5
 CACHE_BYTES = 256 * 2**20
-"""Of compiled grammars, so that schemas without end take no memory without end."""
+"""Of parts that the compiler keeps to be faster with similar grammars."""
+SWITCH_S = 0.0005
+"""While something compiles, the step loop gets the interpreter back within this time (Python's default: 5 ms)."""
 
 
-class GrammarTimeout(RuntimeError):
-    """A grammar took longer than `PATIENCE_S`. Ends the epoch: the compiler cannot be stopped from outside."""
+class NotCompiled(RuntimeError):
+    """A row begins with a grammar that is not there; leader and rank disagree. Ends the epoch."""
 
 
 class Grammars:
-    """Compiles grammars for one model's tokenizer; xgrammar is loaded at the first use."""
+    """Compiles grammars for one model's tokenizer; xgrammar is loaded at the first use.
 
-    def __init__(self, tokenizer: Path, vocab: int, tick: Callable[[], None]) -> None:
-        """`tick` is called while a grammar is compiled."""
-        self._tokenizer, self._vocab, self._tick = tokenizer, vocab, tick
-        self._thread = ThreadPoolExecutor(1, "grammar")
+    `compile` and `forget` may be called from one thread while `begin` is called from the same or another.
+    """
+
+    def __init__(self, tokenizer: Path, vocab: int) -> None:
+        self._tokenizer, self._vocab = tokenizer, vocab
         self._compiler: Any = None
+        self._ready: dict[str, Any] = {}
 
-    def begin(self, sampling: Sampling, output: list[int]) -> "GrammarState":
-        """The state behind `output`. Raises `GrammarTimeout`."""
-        state = GrammarState(self._alive(lambda: self._matcher(sampling)), sampling.stop_ids, self._vocab)
-        for token in output:
-            state.add(token)
-        return state
-
-    def _alive(self, work: Callable[[], T]) -> T:
-        future = self._thread.submit(work)
-        for _ in range(int(PATIENCE_S / TICK_S)):
-            try:
-                return future.result(timeout=TICK_S)
-            except TimeoutError:
-                self._tick()
-        raise GrammarTimeout(f"a grammar was not compiled within {PATIENCE_S:.0f} s")
-
-    def _matcher(self, sampling: Sampling) -> Any:
-        """A matcher, or None for a grammar that is none."""
-        import xgrammar
-
+    def compile(self, grammar: str) -> tuple[str, int]:
+        """Compile and keep; returns (what is wrong with it, its size in bytes). Not from two threads at once."""
+        try:
+            import xgrammar
+        except ImportError as error:
+            return f"guided decoding needs xgrammar on the engine: {error}", 0
         if self._compiler is None:
             info = self._tokenizer_info()
             self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
-        kind, _, text = sampling.grammar.partition(":")
+        kind, _, text = grammar.partition(":")
         try:
             if kind == "json_schema":
                 compiled = self._compiler.compile_json_schema(text)
@@ -69,11 +59,28 @@ class Grammars:
             elif kind == "structural_tag":
                 compiled = self._compiler.compile_structural_tag(text)
             else:
-                raise ValueError(f"kind {kind[:20]!r}, known are {', '.join(KINDS)}")
-            return xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(sampling.stop_ids) or None)
+                return f"a grammar of kind {kind[:20]!r}; known are {', '.join(KINDS)}", 0
         except (RuntimeError, ValueError, TypeError) as error:
-            structlog.get_logger().warning("grammar refused", error=str(error).splitlines()[0][:200])
-            return None
+            return blame(kind, text, str(error)), 0
+        self._ready[grammar] = compiled
+        return "", int(compiled.memory_size_bytes)
+
+    def forget(self, grammar: str) -> None:
+        """No further row begins with it."""
+        self._ready.pop(grammar, None)
+
+    def begin(self, sampling: Sampling, output: list[int]) -> "GrammarState":
+        """The state behind `output`. Raises `NotCompiled`."""
+        import xgrammar
+
+        compiled = self._ready.get(sampling.grammar)
+        if compiled is None:
+            raise NotCompiled(f"no grammar of {len(sampling.grammar)} characters was compiled that begins here")
+        matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(sampling.stop_ids) or None)
+        state = GrammarState(matcher, sampling.stop_ids, self._vocab)
+        for token in output:
+            state.add(token)
+        return state
 
     def _tokenizer_info(self) -> Any:
         import tokenizers
@@ -91,6 +98,52 @@ class Grammars:
             vocab_size=self._vocab,
             add_prefix_space=about["add_prefix_space"],
         )
+
+
+class CompilerThread:
+    """Answers `Compile` with `Compiled`, one after the other, beside the step loop."""
+
+    def __init__(
+        self,
+        grammars: Grammars | None,
+        epoch: int,
+        notify: Callable[[Compiled], None],
+        fault: Callable[[BaseException], None],
+    ) -> None:
+        """`grammars`: None where the engine has no tokenizer. `fault` takes what should not have been raised."""
+        self._grammars, self._epoch = grammars, epoch
+        self._notify, self._fault = notify, fault
+        self._texts: dict[int, str] = {}
+        self._queue: queue.SimpleQueue[Compile] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+
+    def take(self, message: Compile) -> None:
+        """Take an order of the leader; never waits. Only from the step loop: orders and rows keep their order."""
+        for number in message.drop:
+            text = self._texts.pop(number, None)
+            if text is not None and self._grammars is not None:
+                self._grammars.forget(text)
+        if message.number:
+            self._texts[message.number] = message.grammar
+            self._queue.put(message)
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                message = self._queue.get()
+                error, size = "the engine has no tokenizer to apply a grammar to", 0
+                if self._grammars is not None:
+                    usual = sys.getswitchinterval()
+                    sys.setswitchinterval(SWITCH_S)
+                    error, size = self._grammars.compile(message.grammar)
+                    sys.setswitchinterval(usual)
+                if error:
+                    structlog.get_logger().warning("grammar refused", number=message.number, error=error[:200])
+                self._notify(Compiled(self._epoch, 0, message.number, error, size))
+        except BaseException as error:  # noqa: BLE001 - said to the leader, then the process ends
+            self._fault(error)
 
 
 class GrammarState:
@@ -112,6 +165,7 @@ class GrammarState:
         return result.to(device) if bool(result.any()) else None
 
     def add(self, token: int) -> None:
-        """The next token of the answer."""
+        """The next token of the answer. One that the grammar does not admit ends it: only stop tokens remain."""
         if self._matcher is not None and not self._matcher.is_terminated() and not self._matcher.accept_token(token):
+            structlog.get_logger().warning("output is not of its grammar", token=token)
             self._matcher = None

@@ -4,14 +4,14 @@ A rank decides nothing. What it does in step n follows from steps 1 .. n alone; 
 draw and no set order has a say. A step that is not the next one is a fault.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
 import zmq
 
 from closeranks.faults import Injector
-from closeranks.protocol import Joined, Report, Step, Stop, TopLogprobs, Welcome, decode_to_rank, encode
+from closeranks.protocol import Compile, Joined, Report, Step, Stop, TopLogprobs, Welcome, decode_to_rank, encode
 
 from .collectives import Group
 from .digest import Digest
@@ -70,7 +70,9 @@ class Loop:
         notices: Notices,
         socket: "zmq.Socket[bytes]",
         injector: Injector | None = None,
+        compiler: Callable[[Compile], None] | None = None,
     ) -> None:
+        """`compiler` takes orders to compile grammars and never waits; None: this rank does not sample."""
         self._epoch = epoch
         self._runner = runner
         self._group = group
@@ -78,6 +80,7 @@ class Loop:
         self._notices = notices
         self._socket = socket
         self._injector = injector
+        self._compiler = compiler
         self._digest = Digest(epoch)
         self._done = 0
 
@@ -105,6 +108,11 @@ class Loop:
             if isinstance(message, Stop):
                 self._of_this_epoch(message.epoch)
                 return
+            if isinstance(message, Compile):
+                self._of_this_epoch(message.epoch)
+                if self._compiler is not None:
+                    self._compiler(message)
+                continue
             if not isinstance(message, Step):
                 raise StepOrderFault(f"expected a step, got {type(message).__name__}")
             self._socket.send(encode(self.execute(message)))

@@ -68,7 +68,7 @@ class Runner:
     def __init__(self, model: Llama, pool: Pool, group: Group, max_running: int, tokenizer: Path | None = None) -> None:
         """`tokenizer`: tokenizer.json, needed for grammars only."""
         self.model, self.pool, self.group = model, pool, group
-        self.grammars = None if tokenizer is None else Grammars(tokenizer, model.config.vocab, group.tick)
+        self.grammars = None if tokenizer is None else Grammars(tokenizer, model.config.vocab)
         self.context = model.config.context_length
         self.slots: list[Slot | None] = [None] * max_running
         # One column more than the context: where the token after the last position is written.
