@@ -107,6 +107,12 @@ class World:
         self.table.start(self.request, self.now)
         self.deliver_orders()
 
+    def settle_attempt(self) -> None:
+        """Until the next attempt runs."""
+        while not self.rooms and self.client.end is None:
+            self.say_status()
+            self.tick(0.1)
+
     def deliver_orders(self) -> None:
         for endpoint, message in self.table.outbox:
             if endpoint != DECODE:
@@ -211,7 +217,7 @@ def play(world: World, events: list[tuple[str, object]]) -> None:
         world.check()
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(EVENTS, max_size=40), st.booleans())
 def test_each_token_once_in_order_under_any_interleaving(events: list[tuple[str, object]], stops: bool) -> None:
     world = World(stops=stops)
@@ -289,6 +295,50 @@ def test_poison_runs_alone_and_ends_at_the_third_charge() -> None:
     assert world.client.end is not None
     assert world.client.end.reason == "poison"
     assert "request r " in world.client.end.detail
+
+
+def fault_of(room: RoomId, charged: bool) -> Output:
+    return Output([], [Ended(room, "fault", "step 7", True, charged=charged)])
+
+
+def test_a_charge_counts_also_when_the_other_engine_has_ended_the_room_before() -> None:
+    """Prefill faults; decode, told by its peer, is quicker with its word to the gateway."""
+    world = World()
+    world.start()
+    first = next(iter(world.rooms))
+    world.table.on_output(DECODE, Output([], [Ended(first, "peer", "it faulted", True)]), world.now)
+    world.deliver_orders()
+    second = next(iter(world.rooms))
+    assert second.generation == 2
+    world.table.on_output(PREFILL, fault_of(first, charged=True), world.now)
+    world.table.on_output(DECODE, fault_of(first, charged=True), world.now)
+    world.deliver_orders()
+    assert world.request.charged == 1, "once per attempt"
+    assert list(world.rooms) == [second], "and what runs goes on"
+
+
+def test_a_late_second_charge_takes_the_attempt_back_that_runs_with_others() -> None:
+    world = World()
+    world.start()
+    rooms = []
+    for _ in range(2):
+        rooms.append(next(iter(world.rooms)))
+        world.table.on_output(DECODE, Output([], [Ended(rooms[-1], "peer", "it faulted", True)]), world.now)
+        world.deliver_orders()
+        world.settle_attempt()
+    for room in rooms:
+        assert not world.rooms[next(iter(world.rooms))][0].alone
+        world.table.on_output(PREFILL, fault_of(room, charged=True), world.now)
+    world.deliver_orders()
+    world.settle_attempt()
+    last = next(iter(world.rooms))
+    assert world.rooms[last][0].alone
+    assert world.client.end is None, "it has not failed alone"
+    world.table.on_output(PREFILL, fault_of(RoomId(last.id, last.generation - 1), charged=True), world.now)
+    assert world.client.end is None, "nor in the attempt before"
+    world.table.on_output(PREFILL, fault_of(last, charged=True), world.now)
+    assert world.client.end is not None
+    assert world.client.end.reason == "poison"
 
 
 def test_uncharged_faults_are_bounded_by_the_deadline_only() -> None:

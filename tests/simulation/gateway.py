@@ -7,14 +7,19 @@ from closeranks.gateway.resume import End, Request, Requests
 from closeranks.gateway.router import Pair, Router
 from closeranks.protocol import Attach, Output, RoomId, Sampling, Status, Submit, TopLogprobs
 from tests.engine.leader.stand_in import continuation
-from tests.simulation.world import Violation
+from tests.simulation.ledger import Ledger
+from tests.simulation.world import Violation, World
 
 
 class Careless(Router):
-    """Pairs engines that do not match: they have to refuse each other."""
+    """Now and then pairs engines that do not match: they have to refuse each other."""
+
+    def __init__(self, world: World, always: bool, *args: Any) -> None:
+        super().__init__(*args)
+        self.world, self.always = world, always
 
     def _match(self, pair: Pair) -> bool:
-        return True
+        return self.always or self.world.weather.careless or super()._match(pair)
 
 
 class Client:
@@ -24,15 +29,25 @@ class Client:
         self.gateway, self.world = gateway, gateway.world
         self.id, self.prompt, self.new, self.stops = number, prompt, new, stops
         self.deadline = self.began = gateway.world.now
-        self.alone = False
+        self.alone = self.poison = False
+        self.grammar = ""
         self.got: list[int] = []
         self.done = ""
-        right = continuation(prompt, new)
+        self.right = self.answer()
+
+    def answer(self) -> list[int]:
+        right = continuation(self.prompt, self.new)
         for index, token in enumerate(right):
-            if token in stops:
-                right = right[: index + 1]
-                break
-        self.right = right
+            if token in self.stops:
+                return right[: index + 1]
+        return right
+
+    def make_poison(self, token: int) -> None:
+        """Its prompt begins with this."""
+        self.poison = True
+        self.prompt = [token, *self.prompt[1:]]
+        self.right = self.answer()
+        self.gateway.network.poisons += 1
 
     def on_tokens(self, tokens: list[int], logprobs: list[TopLogprobs]) -> None:
         self.got += tokens
@@ -52,10 +67,15 @@ class Client:
         elif end.reason == "deadline":
             if self.world.now < self.deadline - 0.02 * (self.deadline - self.began):
                 raise Violation(f"{name}: ended {self.deadline - self.world.now:.1f} s before its deadline")
+        elif end.reason == "invalid":
+            if self.grammar != "bad" or self.got:
+                raise Violation(f"{name}: called invalid: {end.detail}")
         elif end.reason not in ("poison", "fault", "no_engine", "peer") or calm:
             raise Violation(f"{name}: ended by {end.reason}: {end.detail}")
         elif end.reason == "peer" and "differ" not in end.detail:
             raise Violation(f"{name}: ended by the pair: {end.detail}")
+        elif end.reason == "poison" and not self.poison and self.id not in self.gateway.network.unlucky:
+            raise Violation(f"{name}: ended as poison, and every fault was another's: {end.detail}")
         self.gateway.finish(self, "done" if end.reason in ("stop", "length") else end.reason)
 
 
@@ -71,9 +91,10 @@ class Gateway:
         engines = network.engines.values()
         roles = {role: [e.name for e in engines if e.role == role] for role in ("prefill", "decode", "both")}
         self.submitted: set[tuple[str, RoomId]] = set()
-        kind = Careless if self.world.random.random() < 0.3 else Router
-        router = kind(roles["prefill"], roles["decode"], roles["both"], 5.0)
+        always = self.world.random.random() < 0.3
+        router = Careless(self.world, always, roles["prefill"], roles["decode"], roles["both"], 5.0)
         self.table = Requests(router, gap_s=1.0, engine_wait_s=15.0)
+        self.ledger = Ledger(self.table)
         self.attached = -1.0
         self.world.after(0.0, self.tick)
 
@@ -92,6 +113,7 @@ class Gateway:
                     if (endpoint, message.room) in self.submitted:
                         raise Violation(f"{message.room} is submitted to {endpoint} twice")
                     self.submitted.add((endpoint, message.room))
+                    self.ledger.submitted(message)
                 self.network.to_engine(self, endpoint, message)
         if self.world.events % 4 == 0:
             self.check()
@@ -129,9 +151,10 @@ class Gateway:
             if now > request.deadline + 0.2:
                 raise Violation(f"{name}: open {now - request.deadline:.1f} s after its deadline")
             if request.pair is not None:
-                heard = self.table.router.engines[request.pair.decode].heard
-                if now - max(heard, request.began) > 6.0:
-                    raise Violation(f"{name}: waits for {request.pair.decode}, silent for {now - heard:.1f} s")
+                for endpoint in request.pair.endpoints[request.spoke :] or request.pair.endpoints:
+                    heard = self.table.router.engines[endpoint].heard
+                    if now - max(heard, request.began) > 6.0:
+                        raise Violation(f"{name}: waits for {endpoint}, silent for {now - heard:.1f} s")
                 life = engines[request.pair.decode].life
                 known = self.table.router.engines[request.pair.decode].status
                 if known is not None and known.instance == life.instance and life.born > request.began + 0.1:
@@ -146,12 +169,13 @@ class Gateway:
             tokens=list(client.prompt),
             prompt_length=len(client.prompt),
             max_new_tokens=client.new,
-            sampling=Sampling(),
+            sampling=Sampling(grammar=client.grammar),
             stop_ids=client.stops,
             deadline=client.deadline,
             sink=client,
         )
         request.charged = 2 if client.alone else 0
+        self.ledger.opened(request)
         self.drive(self.table.start, request, self.world.now)
 
     def abort(self, client: Client) -> None:
@@ -180,7 +204,9 @@ class Gateway:
             self.drive(self.table.on_status, endpoint, message, self.world.now)
             return
         self.world.note(self.name, message)
+        self.ledger.before(endpoint, message)
         self.drive(self.table.on_output, endpoint, message, self.world.now)
+        self.ledger.after()
 
     def link_lost(self, endpoint: str) -> None:
         self.drive(self.table.on_link_lost, endpoint, self.world.now)

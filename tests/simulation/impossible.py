@@ -63,14 +63,14 @@ def page(state: str, event: str) -> str:
 
 EPOCH_STATES = ["starting", "ready", "draining", "faulted"]
 EPOCH_EVENTS = [
-    "tick", "joined", "report", "sent", "checked", "dropped", "progress", "rankfault", "attach", "submit", "abort",
-    "drain", "hello", "grant", "arrived", "end", "quiet", "beat",
+    "tick", "joined", "report", "sent", "checked", "dropped", "progress", "compiled", "rankfault", "attach", "submit",
+    "abort", "drain", "hello", "grant", "arrived", "end", "quiet", "beat",
 ]  # fmt: skip
 
 
 def epoch(state: str, event: str) -> str:
-    if state == "starting" and event in ("report", "sent", "checked", "dropped", "progress"):
-        return "answers a step, and none was issued"
+    if state == "starting" and event in ("report", "sent", "checked", "dropped", "progress", "compiled"):
+        return "answers the leader, which has said nothing yet"
     if state == "starting" and event in ("arrived", "quiet"):
         return "comes over a link that decode dials once it is ready"
     if state in ("ready", "draining") and event == "joined":

@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from closeranks.protocol import Abort, Submit
+from closeranks.protocol import Abort, Output, RoomId, Submit
+from tests.simulation.ambush import Trap
 from tests.simulation.coverage import Coverage
-from tests.simulation.engines import Engine, Life
+from tests.simulation.engines import Engine
 from tests.simulation.gateway import Gateway
+from tests.simulation.life import Life
 from tests.simulation.world import World
 
 
@@ -25,8 +27,17 @@ class Network:
         self.pairs: list[tuple[str, str]] = []
         self.restless = not world.calm
         """Engines may fail at their start."""
-        self.cuts: dict[str, float] = {}
-        """Engine -> time until which no gateway reaches it."""
+        self.cuts: dict[tuple[str, str], float] = {}
+        """(engine, "to" or "from" it) -> time until which nothing passes between it and the gateways that way."""
+        self.thin: dict[str, float] = {}
+        """Engine -> time until which most of what it says to gateways is lost."""
+        self.lose: set[RoomId] = set()
+        """The next tokens of these rooms are lost on their way to the gateway."""
+        self.trap: Trap | None = None
+        self.poisons = 0
+        """Poisonous requests so far."""
+        self.unlucky: set[int] = set()
+        """Requests that were charged for what was not a poisonous request's doing."""
 
     def add(self, name: str, role: str, num_pages: int, **config: Any) -> None:
         self.engines[name] = Engine(self, name, role, num_pages, **config)
@@ -35,26 +46,39 @@ class Network:
         """Decode's links are endpoints, prefill's are identities."""
         if life.engine.role == "decode":
             engine = self.engines[link]
+            self.echo(engine.life, life.identity, message)
             self.world.unreliable((life.engine.name, link), self.at_prefill, engine, life.identity, message)
         else:
             other = self.identities.get(link)
             if other is not None:
+                self.echo(other, life.engine.name, message)
                 ends = (other.engine.name, life.engine.name)
                 self.world.unreliable(ends, other.hear_peer, life.engine.name, message)
+
+    def echo(self, life: Life, link: str, message: Any) -> None:
+        """A message that names a room is said again when the room has come further."""
+        world, room = self.world, getattr(message, "room", None)
+        if room is not None and world.weather.echo and not world.calm and world.random.random() < world.weather.echo:
+            life.ambush.lay(room, life.hear_peer, link, message)
 
     def at_prefill(self, engine: Engine, link: str, message: Any) -> None:
         engine.life.hear_peer(link, message)
 
     def to_gateway(self, engine: Engine, name: str, message: Any) -> None:
         gateway = self.gateways.get(name)
-        if gateway is None or self.cut(engine):
+        if gateway is None or self.cut(engine, "from"):
             return
         random, leak = self.world.random, self.world.weather.leak
         delay = random.random() * 0.002
+        if self.lose and type(message) is Output and self.lose.intersection(x.room for x in message.tokens):
+            self.lose.difference_update(x.room for x in message.tokens)
+            return
+        if self.thin and self.thin.get(engine.name, 0.0) > self.world.now:
+            leak = 0.95
         if leak and not self.world.calm and random.random() < leak:
             if random.random() < 0.5:  # what comes late comes twice, or out of order
-                self.world.after(random.random() ** 2 * 2.0, gateway.hear, engine.name, message)
-            if random.random() < 0.5:
+                self.world.after(0.005 * 1000 ** random.random(), gateway.hear, engine.name, message)
+            if random.random() < 0.5 or leak > 0.9:
                 return
         if self.lost():
             self.world.fifo((engine.name, name), delay, gateway.link_lost, engine.name)
@@ -63,7 +87,7 @@ class Network:
 
     def to_engine(self, gateway: Gateway, endpoint: str, message: Any) -> None:
         engine = self.engines[endpoint]
-        if self.cut(engine):
+        if self.cut(engine, "to"):
             return
         random, weather = self.world.random, self.world.weather
         delay = random.random() * 0.002
@@ -74,7 +98,9 @@ class Network:
                 late = random.random() ** 2 * 2.0
                 self.world.after(late, self.at_engine, engine, "operator", Abort(message.room, "operator"))
             if random.random() < weather.double * 0.5:  # and a submit that comes twice begins nothing
-                self.world.after(random.random() ** 4 * 2.0, engine.life.hear_gateway, gateway.name, message)
+                self.world.after(0.001 * 2000 ** random.random(), engine.life.hear_gateway, gateway.name, message)
+            if weather.ambush and random.random() < weather.ambush:
+                engine.life.ambush.befall(gateway.name, message)
         if weather.leak and not self.world.calm and random.random() < weather.leak:
             return
         if self.lost():
@@ -85,8 +111,27 @@ class Network:
     def at_engine(self, engine: Engine, gateway: str, message: Any) -> None:
         engine.life.hear_gateway(gateway, message)
 
-    def cut(self, engine: Engine) -> bool:
-        return bool(self.cuts) and self.cuts.get(engine.name, 0.0) > self.world.now
+    def cut(self, engine: Engine, way: str) -> bool:
+        return bool(self.cuts) and self.cuts.get((engine.name, way), 0.0) > self.world.now
+
+    def cut_off(self, engine: Engine, seconds: float) -> None:
+        """No message between gateways and one engine for a while, both ways or one, and nobody is told."""
+        for way in self.world.random.choice([["to", "from"], ["to"], ["from"]]):
+            self.cuts[engine.name, way] = self.world.now + seconds
+
+    def isolate(self, engine: Engine, seconds: float) -> None:
+        """No message between an engine and its peers for a while."""
+        for pair in self.pairs:
+            if engine.name in pair:
+                p, d = pair
+                self.world.partitions[d, p] = self.world.partitions[p, d] = self.world.now + seconds
+
+    def clear(self) -> None:
+        """Everything gets through from now on."""
+        self.cuts.clear()
+        self.thin.clear()
+        self.lose.clear()
+        self.trap = None
 
     def lost(self) -> bool:
         return not self.world.calm and self.world.random.random() < self.world.weather.loss * 0.05

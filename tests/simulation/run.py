@@ -2,16 +2,19 @@
 
 import re
 from collections import Counter
+from random import Random
 from typing import Any
 
 from tests.simulation import invariants
 from tests.simulation.coverage import Coverage
 from tests.simulation.gateway import Client, Gateway
 from tests.simulation.network import Network
+from tests.simulation.poison import POISONS
 from tests.simulation.trouble import TROUBLES
-from tests.simulation.weather import FAIR, WEATHERS, Weather
+from tests.simulation.weather import FAIR, WEATHERS, Weather, mixed
 from tests.simulation.world import Violation, World
 
+GRAMMARS = ["bad", *(f"grammar {number}" for number in range(8))]
 PREFIXES = [[(i * 13 + k * 7 + k * k) % 89 for k in range(40)] for i in range(4)]
 
 
@@ -34,7 +37,8 @@ class Run:
         self.network = network = Network(world, coverage)
         self.events, self.skip = events, skip
         self.choices = 0
-        random = world.random
+        random = self.plan = Random(f"plan {seed}")
+        """Draws what is done to the deployment, apart from what follows: leaving one thing out leaves the rest."""
         tp = random.choice([2, 2, 2, 3])
 
         def config(**more: Any) -> dict[str, Any]:
@@ -65,7 +69,9 @@ class Run:
         self.new_gateway()
         self.loading = True
         self.to_come: list[Weather] = []
-        """Each weather comes once before any comes again."""
+        """Each weather comes once before any comes again; from the second round on two at a time."""
+        self.rounds = 0
+        world.chosen = self.chosen
         world.after(1.0, self.client)
         world.after(2.0, self.change)
         world.after(2.0, self.torment)
@@ -90,7 +96,7 @@ class Run:
         """A burst of clients; some of them leave at a random moment, some all at once."""
         if not self.loading:
             return
-        random, world, weather = self.world.random, self.world, self.world.weather
+        random, world, weather = self.plan, self.world, self.world.weather
         burst = 1 if random.random() < 0.93 else random.randint(4, 16)
         world.after(random.expovariate(1 / (weather.gap_s * burst)), self.client)
         clients = [self.draw_client() for _ in range(burst)]
@@ -109,7 +115,7 @@ class Run:
             world.after(delay, self.gateway.abort, client)
 
     def draw_client(self) -> Client:
-        random, weather = self.world.random, self.world.weather
+        random, weather = self.plan, self.world.weather
         number = random.getrandbits(62)
         prefix = random.choice(PREFIXES)[: random.choice([0, 3, 8, 17, 32])]
         prompt = prefix + [random.randrange(89) for _ in range(random.choice([0, 1, 2, 4, 9, 15]) or not prefix)]
@@ -121,8 +127,12 @@ class Run:
             prompt, new = prompt[: len(prompt) // 2 + 1], new // 2 + 1
         stops = [random.randrange(97) for _ in range(random.choice([0, 0, 3, 10]))]
         client = Client(self.gateway, number, prompt, new, stops)
-        client.deadline += random.choice([0.3, 3.0, 10.0, 30.0]) if not self.world.calm else 30.0
+        client.deadline += 0.1 * 300 ** random.random() if not self.world.calm and random.random() < 0.7 else 30.0
         client.alone = random.random() < weather.lone
+        if random.random() < weather.grammars:
+            client.grammar = random.choice(GRAMMARS)
+        if random.random() < weather.poison and not self.world.calm:
+            client.make_poison(random.choice(POISONS))
         return client
 
     # ------------------------------------------------------------------------------------------------------- weather
@@ -131,10 +141,14 @@ class Run:
         """The weather changes."""
         if not self.loading:
             return
-        random, world = self.world.random, self.world
+        random, world = self.plan, self.world
         world.after(1.0 + random.random() * 2.0, self.change)
         if not self.to_come:
             self.to_come = random.sample(WEATHERS, len(WEATHERS))
+            if self.rounds:
+                others = random.sample(WEATHERS, len(WEATHERS))
+                self.to_come = [a if a is b else mixed(a, b) for a, b in zip(self.to_come, others)]
+            self.rounds += 1
         weather = self.to_come.pop()
         if not world.calm and self.chosen(f"weather: {weather.name}"):
             world.weather = weather
@@ -143,7 +157,7 @@ class Run:
         """Something breaks, as often as the weather says."""
         if not self.loading:
             return
-        random, world = self.world.random, self.world
+        random, world = self.plan, self.world
         world.after(0.1, self.torment)
         for kind, rate in world.weather.troubles.items():
             if random.random() < rate * 0.1:
@@ -161,7 +175,7 @@ class Run:
         self.loading = False
         world.weather = FAIR
         world.partitions.clear()
-        self.network.cuts.clear()
+        self.network.clear()
         self.network.restless = False
         for engine in engines.values():
             engine.life.mischief = ""

@@ -3,6 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from closeranks.protocol import Abort, RoomId
+from tests.simulation.ambush import TRAP_ACTS, TRAP_KINDS, Trap
+from tests.simulation.attempts import state_of
+
 
 def kill(run: Any, life: Any) -> None:
     life.engine.kill()
@@ -27,8 +31,7 @@ def hang(run: Any, life: Any) -> None:
 
 def pause(run: Any, life: Any) -> None:
     """The leader's process is stopped, then continued."""
-    life.paused_until = run.world.now + run.world.random.choice([0.3, 2.0, 7.0])
-    life.excused_until = life.paused_until + 8.0
+    life.pause(run.world.random.choice([0.3, 2.0, 7.0]))
 
 
 def mischief(kind: str) -> Callable[[Any, Any], None]:
@@ -41,10 +44,7 @@ def mischief(kind: str) -> Callable[[Any, Any], None]:
 
 
 def partition(run: Any, life: Any) -> None:
-    until = run.world.now + run.world.random.choice([0.5, 3.0, 8.0])
-    for p, d in run.network.pairs:
-        if life.engine.name in (p, d):
-            run.world.partitions[d, p] = run.world.partitions[p, d] = until
+    run.network.isolate(life.engine, run.world.random.choice([0.5, 3.0, 8.0]))
 
 
 def gateway(run: Any, life: Any) -> None:
@@ -54,8 +54,53 @@ def gateway(run: Any, life: Any) -> None:
 
 
 def cut_gateway(run: Any, life: Any) -> None:
-    """No message between the gateway and one engine for a while, and nobody is told."""
-    run.network.cuts[life.engine.name] = run.world.now + run.world.random.choice([1.0, 4.0, 7.0])
+    run.network.cut_off(life.engine, run.world.random.choice([1.0, 4.0, 7.0, 12.0]))
+
+
+def thin(run: Any, life: Any) -> None:
+    """Hardly anything that an engine says reaches the gateway for a while."""
+    run.network.thin[life.engine.name] = run.world.now + run.world.random.choice([2.0, 7.0])
+
+
+def trap(run: Any, life: Any) -> None:
+    """The next message of some kind finds its leader in another state."""
+    random = run.world.random
+    run.network.trap = Trap(random.choice(TRAP_KINDS), random.choice(TRAP_ACTS))
+
+
+def strike(run: Any, life: Any) -> None:
+    """A word to a request in some state is lost, and something else befalls it before that is noticed."""
+    random, by_state = run.world.random, dict[str, list[Any]]()
+    for request in run.gateway.table.open.values():
+        if request.pair is not None:
+            by_state.setdefault(state_of(request), []).append(request)
+    if not by_state:
+        return
+    request = random.choice(by_state[random.choice(sorted(by_state))])
+    room = RoomId(request.id, request.generation)
+    if random.random() < 0.8:
+        run.network.lose.add(room)
+    name = request.pair.decode if random.random() < 0.8 else request.pair.prefill
+    what = random.choice(["fault", "kill", "abort", "abort", "abort", "link", "leave", "cut", "nothing"])
+    run.world.after(random.random() ** 2, follow_up, run, run.network.engines[name], room, what)
+
+
+def follow_up(run: Any, engine: Any, room: RoomId, what: str) -> None:
+    life, gateway = engine.life, run.gateway
+    if not run.loading or not life.alive:
+        return
+    if what == "fault":
+        life.raise_in(run.world.random.randrange(len(life.ranks)))
+    elif what == "kill":
+        engine.kill()
+    elif what == "abort":
+        life.hear_gateway("operator", Abort(room, "operator"))
+    elif what == "link":
+        gateway.link_lost(engine.name)
+    elif what == "leave" and room.id in gateway.clients:
+        gateway.abort(gateway.clients[room.id])
+    elif what == "cut":
+        run.network.cut_off(engine, 7.0)
 
 
 def version(run: Any, life: Any) -> None:
@@ -92,6 +137,9 @@ TROUBLES: dict[str, Callable[[Any, Any], None]] = {
     "partition": partition,
     "gateway": gateway,
     "cut_gateway": cut_gateway,
+    "thin": thin,
+    "trap": trap,
+    "strike": strike,
     "version": version,
     "unlike": unlike,
     "broken": broken,

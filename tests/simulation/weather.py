@@ -1,6 +1,6 @@
 """What besets a deployment: a run passes through one weather after another, so that every seed meets most of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,16 @@ class Weather:
     long: bool = False
     """Long prompts and outputs: pages become scarce."""
     lone: float = 0.03
+    poison: float = 0.0
+    """Requests that make every rank raise that computes them."""
+    grammars: float = 0.01
+    """Requests whose tokens a grammar constrains; a rank compiles it first, or cannot."""
+    ambush: float = 0.0
+    """Submits whose room something befalls in a state drawn beforehand (see `ambush.py`)."""
+    echo: float = 0.0
+    """Messages between leaders that are said again when their room has reached a state drawn beforehand."""
+    careless: bool = False
+    """Gateways pair engines that do not match."""
     troubles: dict[str, float] = field(default_factory=dict)
     """Trouble (see `trouble.py`) -> times a second."""
 
@@ -47,10 +57,10 @@ WEATHERS = [
     Weather("tight storm", long=True, gap_s=0.03, aborts=0.6, mass=0.3, late=0.3, lateness_s=1.0),
     Weather("slow writers", late=0.5, lateness_s=4.0, aborts=0.6, gap_s=0.04),
     Weather("failing transfers", failing=0.15, late=0.1),
-    Weather("stuck transfers", sticking=0.03, aborts=0.3),
-    Weather("damaged pages", damage=0.1),
+    Weather("stuck transfers", sticking=0.05, aborts=0.3),
+    Weather("damaged pages", damage=0.15),
     Weather("loss", loss=0.2, double=0.05, slow=0.1),
-    Weather("echoes", double=0.4, slow=0.3, aborts=0.4),
+    Weather("echoes", double=0.4, slow=0.3, aborts=0.4, echo=0.1),
     Weather("broken links", troubles={"partition": 0.5}, late=0.1, aborts=0.3),
     Weather("restarts", troubles={"kill": 0.6, "raise": 0.6}, late=0.4, lateness_s=2.0),
     Weather("writers die", troubles={"kill_prefill": 1.0}, late=0.9, lateness_s=8.0, gap_s=0.02),
@@ -64,9 +74,16 @@ WEATHERS = [
         loss=0.2,
         troubles={"kill": 0.8, "raise": 1.0, "cut_gateway": 0.4, "hang": 0.2},
     ),
-    Weather("other versions", troubles={"version": 0.5, "unlike": 0.2, "broken": 0.2, "kill": 0.2}),
+    Weather("other versions", careless=True, troubles={"version": 1.0, "unlike": 0.2, "broken": 0.2, "kill": 0.2}),
     Weather("drains", troubles={"drain": 2.0, "raise": 0.6, "kill": 0.2}, gap_s=0.03, aborts=0.4),
     Weather("lone requests", lone=0.4, gap_s=0.03, aborts=0.3),
+    Weather("poison", poison=0.05),
+    Weather("grammars", grammars=0.5, aborts=0.3),
+    Weather("ambushes", ambush=0.3, slow=0.3, gap_s=0.03),
+    Weather("words out of season", echo=0.3, ambush=0.1, slow=0.3, gap_s=0.03),
+    Weather("traps", troubles={"trap": 6.0}, gap_s=0.03, late=0.1),
+    Weather("strikes", troubles={"strike": 10.0}, gap_s=0.03),
+    Weather("thin air", troubles={"thin": 0.8, "strike": 3.0, "cut_gateway": 0.4}, gap_s=0.03, leak=0.1),
     Weather(
         "everything",
         loss=0.05,
@@ -79,3 +96,17 @@ WEATHERS = [
         troubles={"kill": 0.15, "stall": 0.2, "partition": 0.1, "digest": 0.1, "raise": 0.1, "gateway": 0.05},
     ),
 ]
+
+
+def mixed(a: Weather, b: Weather) -> Weather:
+    """Both at once: of each chance the greater, of troubles the sum."""
+    values = {}
+    for each in fields(Weather):
+        x, y = getattr(a, each.name), getattr(b, each.name)
+        if each.name == "name":
+            values["name"] = f"{x}, {y}"
+        elif each.name == "troubles":
+            values["troubles"] = {kind: x.get(kind, 0.0) + y.get(kind, 0.0) for kind in {**x, **y}}
+        else:
+            values[each.name] = min(x, y) if each.name == "gap_s" else max(x, y)
+    return Weather(**values)

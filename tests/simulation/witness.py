@@ -3,12 +3,18 @@
 from typing import Any
 
 from closeranks.engine.leader import rooms as r
-from closeranks.protocol import Abort, Checked, Ended, Output, RankFault, RoomId, Submit
+from closeranks.engine.leader.peers import NAMED, UP
+from closeranks.protocol import Abort, Checked, Ended, Output, RankFault, RoomId, Step, Submit
 from tests.simulation import invariants
 from tests.simulation.world import Violation
 
-LOST_WORD_S = 6.0
+LOST_WORD_S = 8.0
 """A word that was said and lost must have been said again by then."""
+BAD_GRAMMAR = "cannot be compiled"
+PASSED_OVER = 16
+"""So many steps may pass over the oldest request before it has pages again."""
+STARVED_S = 3.0
+"""So long may running requests be without a step."""
 
 
 class Witness:
@@ -23,12 +29,19 @@ class Witness:
         self.bad_step = 0
         """Number of a step of which some rank reports another digest or too few tokens."""
         self.waits: dict[RoomId, float] = {}
-        """Quarantined room -> since when its writer is done with it."""
+        """Room -> since when the other side's part of it is another than this side's goes with."""
+        self.sound: dict[RoomId, int] = {}
+        """Room -> bit per rank that found its pages sound."""
+        self.passed_over = 0
+        """Steps in a row without a row of the oldest running request."""
+        self.computed_at = life.world.now
 
     def before(self, message: Any) -> None:
         """A message (None: a tick) is about to reach the leader."""
-        if type(message) is Checked and message.bad and message.room not in self.damaged:
-            if self.life.leader.rooms.state_of(message.room) == r.CHECKING:
+        if type(message) is Checked:
+            if not message.bad:
+                self.sound[message.room] = self.sound.get(message.room, 0) | 1 << message.rank
+            elif message.room not in self.damaged and self.life.leader.rooms.state_of(message.room) == r.CHECKING:
                 raise Violation(f"{self.name}: pages of {message.room} came incomplete, and were said to be whole")
         elif type(message) is Abort:
             self.aborted[message.room] = self.life.world.now
@@ -43,6 +56,9 @@ class Witness:
             return
         if type(message) is RankFault:
             raise Violation(f"{self.name} goes on after {message}")
+        runs = type(message) is Checked and leader.rooms.state_of(message.room) == r.RUNNING
+        if runs and self.sound.get(message.room) != leader.steps.all_ranks:
+            raise Violation(f"{self.name} runs {message.room}, which not every rank has found sound")
         begun = type(message) is Submit and message.room in leader.rooms.open
         if begun and life.world.now - self.aborted.get(message.room, -9.0) < 5.0:
             raise Violation(f"{self.name} begins {message.room}, which was aborted before")
@@ -62,21 +78,79 @@ class Witness:
             if ended.room in self.ends:
                 raise Violation(f"{self.name} ended {ended.room} twice: {self.ends[ended.room]}, {ended}")
             self.ends[ended.room] = ended
-            if ended.reason == "invalid":
+            if ended.reason == "invalid" and ended.detail != BAD_GRAMMAR:
                 raise Violation(f"{self.name} calls {ended.room} invalid: {ended.detail}")
 
+    def issued(self, step: Step) -> None:
+        """A step goes out. The oldest running request takes part, or soon will: nobody younger holds what it needs."""
+        if not step.rows:
+            return
+        self.computed_at = self.life.world.now
+        leader = self.life.leader
+        running = leader.scheduler.decoding
+        if not running or leader.scheduler.alone:
+            self.passed_over = 0
+            return
+        oldest = min(running.values(), key=lambda room: room.order)
+        taking_part = any(room is oldest for room in leader.steps.open[-1].rooms)
+        self.passed_over = 0 if taking_part or oldest.sampled >= oldest.max_new else self.passed_over + 1
+        if self.passed_over > PASSED_OVER:
+            raise Violation(f"{self.name}: {oldest.id}, the oldest, is passed over by {self.passed_over} steps")
+
+    def look(self, now: float) -> None:
+        """Now and then: what takes time to become wrong."""
+        life, leader = self.life, self.life.leader
+        if leader.state not in ("ready", "draining") or life.held or life.paused_until > now:
+            self.computed_at = now
+            return
+        scheduler = leader.scheduler
+        if leader.steps.open or len(scheduler.decoding) + len(scheduler.prefilling) < 2:
+            self.computed_at = now
+        elif now - self.computed_at > STARVED_S:
+            raise Violation(f"{self.name}: {[str(x) for x in scheduler.decoding]} run without a step")
+        if leader.config.role != "both":
+            self.look_at_peers()
+            self.look_for_lost_words(now)
+
+    def look_at_peers(self) -> None:
+        """Whoever is paired fits."""
+        lives = self.life.engine.network.lives
+        for link in self.life.leader.peers.links.values():
+            peer = lives.get(link.instance)
+            if peer is not None and link.state in (NAMED, UP) and peer.fingerprint != self.life.fingerprint:
+                raise Violation(f"{self.name} is paired with {peer.engine.name}, whose fingerprint differs")
+
     def look_for_lost_words(self, now: float) -> None:
-        """A writer that is done with a room says so, and again until it is heard."""
+        """What was said and lost is said again until it is heard, so the two sides of a room soon agree."""
         life = self.life
         lives, waits = life.engine.network.lives, {}
-        for room in life.leader.rooms.closing.values():
-            writer = lives.get(room.instance)
-            if not room.quarantined or writer is None or not writer.alive or writer.leader.state != "ready":
+        rooms = life.leader.rooms
+        for room in (*rooms.open.values(), *rooms.closing.values()):
+            if not room.instance or (room.state == r.ENDED and not room.quarantined):
                 continue
-            rooms, names = writer.leader.rooms, (life.engine.name, writer.engine.name)
-            known = room.id in rooms.open or room.id in rooms.closing
-            if not known and not life.world.cut(*names) and max(life.paused_until, writer.paused_until) < now:
+            peer = lives.get(room.instance)
+            if peer is None or not peer.alive or peer.leader.state != "ready" or peer.held:
+                continue
+            if max(life.paused_until, peer.paused_until) > now or life.world.cut(life.engine.name, peer.engine.name):
+                continue
+            flaw = self.disagreement(room.state, room.id, peer)
+            if flaw:
                 waits[room.id] = self.waits.get(room.id, now)
                 if now - waits[room.id] > LOST_WORD_S:
-                    raise Violation(f"{life.engine.name}: {room.id} stays in quarantine, though nobody writes to it")
+                    raise Violation(f"{life.engine.name}: {room.id} stays {room.state}, though {flaw}")
         self.waits = waits
+
+    def disagreement(self, state: str, room: RoomId, peer: Any) -> str:
+        """What of the peer's part of a room this side should have heard by now."""
+        rooms = peer.leader.rooms
+        there = rooms.open[room].state if room in rooms.open else ""
+        if self.life.engine.role == "decode":
+            if state == r.RESERVED and there == r.HANDED:
+                return "its pages have arrived"
+            if state == r.RESERVED and not there:
+                return "nobody fills its pages"
+            if state == r.ENDED and not there and room not in rooms.closing:
+                return "nobody writes to its pages"
+        elif state != r.ENDED and there != r.RESERVED:
+            return "nobody waits for its pages"
+        return ""

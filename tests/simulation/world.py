@@ -31,6 +31,8 @@ class World:
         self.partitions: dict[tuple[str, str], float] = {}
         """(engine, engine) -> time until which nothing passes between them."""
         self.last: dict[object, float] = {}
+        self.chosen: Callable[[str], bool] = lambda what: True
+        """Asked before something drawn is carried out (see `Run.skip`)."""
 
     def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
         self.number += 1

@@ -10,11 +10,13 @@ event, for an open request                   what follows
 Tokens of this generation, next index        emitted; from now on the prefill engine no longer matters (`spoke`)
 Tokens that overlap emitted ones             the known part is dropped
 Tokens beyond the next index                 kept; if the gap is not filled within `gap_s`: next attempt
-Tokens, Ended of another generation          dropped, counted as stale
+Tokens, Ended of another generation          dropped, counted as stale; a charge counts all the same
 Ended `stop`/`length` by decode              the request ends; if tokens are missing: as a gap
 Ended `stop`/`length` by prefill             nothing: its part is done
 any Ended, new instance, silence by prefill  after `spoke`: nothing; before: as by decode
-Ended retryable                              next attempt; charged: counted, the third time the request ends (poison)
+Ended retryable                              next attempt
+Ended charged                                counted, once per attempt; twice: it runs alone; then, alone, once
+                                             more: the request ends (poison)
 Ended `busy`, nothing emitted yet            the other pairs, then the request ends (busy)
 Ended `abort`, not asked for                 (a lapsed lease) next attempt
 Ended otherwise                              the request ends with that reason
@@ -38,9 +40,7 @@ from closeranks.gateway.router import Pair, Router
 from closeranks.protocol import Abort, Ended, Output, RoomId, Sampling, Status, Submit, ToEngine, Tokens, TopLogprobs
 
 ALONE_AFTER = 2
-"""Charged this often, a request runs alone."""
-POISON_AFTER = 3
-"""Charged this often, it ends."""
+"""Charged this often, a request runs alone; charged once more then, it ends."""
 GAPS = 5
 """Attempts in a row without a token that may be spent on lost messages."""
 SETTLED_S = 2.0
@@ -97,6 +97,10 @@ class Request:
     stuck_since: float = math.inf
     """When something was first found missing: tokens, or the end."""
     charged: int = 0
+    blamed: set[int] = field(default_factory=set)
+    """Attempts that were charged. Both engines of a pair may say so, also after the next attempt has begun."""
+    alone_since: int = 0
+    """First attempt that runs alone; 0: none."""
     began: float = 0.0
     """When the current attempt was submitted."""
     fails: int = 0
@@ -262,6 +266,8 @@ class Requests:
         request = self.open.get(ended.room.id)
         if request is None or not self._current(request, ended.room, endpoint):
             self.counts["stale_messages"] += 1
+            if request is not None and ended.charged:
+                self._charge_late(request, ended, now)
             return
         assert request.pair is not None
         request.cached_tokens = max(request.cached_tokens, ended.cached_tokens)
@@ -287,14 +293,32 @@ class Requests:
             return
         if ended.reason == "fault":
             self.router.doubt(endpoint)
-        if ended.charged:
-            request.charged += 1
-            if request.charged >= POISON_AFTER:
-                said = f"request {request.rid} was in a step that failed {request.charged} times, the last one alone"
-                self._abandon(request, "poison")
-                self._finish(request, End("poison", f"{said}: {ended.detail}" if ended.detail else said))
-                return
+        if ended.charged and self._charge(request, ended):
+            return
         self._retry(request, now, ended.reason, ended.retry_after_s)
+
+    def _charge(self, request: Request, ended: Ended) -> bool:
+        """An attempt was in a step that failed. True: it was alone there, so the request has ended."""
+        generation = ended.room.generation
+        if generation in request.blamed:
+            return False
+        request.blamed.add(generation)
+        if not 0 < request.alone_since <= generation:
+            request.charged = min(request.charged + 1, ALONE_AFTER)
+            return False
+        request.charged += 1
+        said = f"request {request.rid} was in a step that failed {request.charged} times, the last one alone"
+        self._abandon(request, "poison")
+        self._finish(request, End("poison", f"{said}: {ended.detail}" if ended.detail else said))
+        return True
+
+    def _charge_late(self, request: Request, ended: Ended, now: float) -> None:
+        """The other engine's word came first, and the next attempt has begun: it must be alone if this one says so."""
+        before = request.charged
+        if self._charge(request, ended) or request.pair is None:
+            return
+        if before < ALONE_AFTER <= request.charged and not request.alone_since:
+            self._retry(request, now, "charged")
 
     def _leave(self, endpoint: str, now: float, why: str) -> None:
         """Whatever ran on `endpoint` is gone."""
@@ -360,6 +384,8 @@ class Requests:
         request.held = None
         request.stuck_since = math.inf
         request.early.clear()
+        if request.charged >= ALONE_AFTER and not request.alone_since:
+            request.alone_since = request.generation
         self.counts["attempts"] += 1
         for endpoint in pair.endpoints:
             self.router.engines[endpoint].open += 1

@@ -1,0 +1,85 @@
+"""What a gateway may make of an engine's words: those of an older attempt change nothing, charges are counted."""
+
+from typing import Any
+
+from closeranks.gateway.resume import ALONE_AFTER, Request, Requests
+from closeranks.protocol import Output, RoomId, Submit
+from tests.simulation.attempts import is_current
+from tests.simulation.world import Violation
+
+
+def standing(request: Request) -> tuple[Any, ...]:
+    """Everything of a request that a message can change."""
+    return (
+        request.generation,
+        request.pair,
+        request.spoke,
+        len(request.tokens),
+        sorted(request.early),
+        request.held,
+        request.charged,
+        request.refused,
+        request.fails,
+    )
+
+
+class Ledger:
+    """Of one gateway."""
+
+    def __init__(self, table: Requests) -> None:
+        self.table = table
+        self.charges: dict[int, int] = {}
+        """Open request -> how often it has been charged."""
+        self.charged: set[RoomId] = set()
+        self.alone: set[RoomId] = set()
+        """Attempts that run alone."""
+        self.named: set[int] = set()
+        """Requests that the message at hand charges."""
+        self.unmoved: dict[int, tuple[Any, ...]] = {}
+        """Request of which the message at hand brings only words of other attempts -> how it stands."""
+
+    def submitted(self, submit: Submit) -> None:
+        """An attempt begins; `alone` from the second charge on."""
+        if submit.alone != (self.charges[submit.room.id] >= ALONE_AFTER):
+            raise Violation(f"{submit.room}: charged {self.charges[submit.room.id]} times, alone {submit.alone}")
+        if submit.alone:
+            self.alone.add(submit.room)
+
+    def opened(self, request: Request) -> None:
+        self.charges[request.id] = request.charged
+
+    def before(self, endpoint: str, output: Output) -> None:
+        """The message is about to reach the table."""
+        self.unmoved, self.named = {}, {word.room.id for word in output.ended if word.charged}
+        current: set[int] = set()
+        for word in (*output.tokens, *output.ended):
+            request = self.table.open.get(word.room.id)
+            if request is None:
+                continue
+            if is_current(request, word.room, endpoint):
+                current.add(request.id)
+            else:
+                self.unmoved[request.id] = standing(request)
+        for ended in output.ended:
+            room = ended.room
+            if ended.charged and room.id in self.table.open and room not in self.charged:
+                self.charged.add(room)
+                count = self.charges[room.id]
+                self.charges[room.id] = count + 1 if room in self.alone else min(count + 1, ALONE_AFTER)
+                current.add(room.id)
+        for number in current:
+            self.unmoved.pop(number, None)
+
+    def after(self) -> None:
+        """The table has heard it."""
+        for number, was in self.unmoved.items():
+            request = self.table.open.get(number)
+            now = standing(request) if request is not None else None
+            if now != was:
+                raise Violation(f"{number:016x}.1: moved by the word of another attempt: {was} to {now}")
+        for number in self.named:
+            request = self.table.open.get(number)
+            if request is not None and request.charged != self.charges[request.id]:
+                raise Violation(
+                    f"{request.id:016x}.1: charged {self.charges[request.id]} times, counts {request.charged}"
+                )
