@@ -1,0 +1,387 @@
+"""Carries a plan out: one step after another, each written down before and after, each stoppable, each timed.
+
+    recovery = Recovery(folder, policy)
+    await recovery.resume()                      # what an earlier process left half done
+    outcome = await recovery.recover(case, engines)
+
+`folder` belongs to recovery (mode 0700): `journal`, `lock`, `STOP`, and files that hold how engines are started. Of
+several processes with the same folder one acts, the others are told that it is busy.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import structlog
+
+from closeranks.evidence.redact import redact
+from closeranks.supervise.platforms import (
+    Launch,
+    Platform,
+    PlatformError,
+    Process,
+    Seen,
+    Target,
+    platform_named,
+    platform_of,
+    processes,
+)
+from closeranks.supervise.platforms.plain import read_launch
+from closeranks.watch.recover_journal import Entry, Journal, JournalDamaged, Now, Open, read, restarts, unfinished
+from closeranks.watch.recover_state import (
+    Action,
+    Case,
+    Loop,
+    Over,
+    Plan,
+    Policy,
+    Refusal,
+    Result,
+    Side,
+    next_step,
+    plan,
+)
+from closeranks.watch.recover_steps import Facts, Hands, Stopped
+from closeranks.watch.recover_wire import StepFailed, Wire, endpoint_of
+from closeranks.watch.snapshot import EngineSeen
+
+SLACK_S = 15.0
+"""On top of a step's own deadline, before it is given up from outside."""
+
+log = structlog.get_logger()
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """One step as it is shown: to the log, the terminal, the notification."""
+
+    plan: str
+    step: int
+    kind: str
+    engine: str
+    event: Literal["begin", "done", "failed"]
+    took_s: float = 0.0
+    says: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended. `busy`: another process acts on this service; `stopped`: an operator said so, or the journal could
+    not be written; nothing was begun after that."""
+
+    status: Literal["recovered", "failed", "refused", "stopped", "busy"]
+    says: str
+    plan: str = ""
+    took_s: float = 0.0
+    wait_s: float | None = None
+    steps: tuple[Shown, ...] = ()
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an operator said about an engine, in place of what was found."""
+
+    platform: str = ""
+    unit: str = ""
+    command: tuple[str, ...] = ()
+
+
+class Preview(msgspec.Struct, frozen=True):
+    """What would be done: the plan, and the command line of each step that has one, by its number."""
+
+    plan: Plan | Refusal
+    commands: dict[int, tuple[str, ...]]
+    untried: tuple[str, ...] = ()
+    """Platforms among them whose commands follow their documentation and were not run in this project's tests."""
+
+
+class Recovery:
+    """One service's recovery. `platforms` gives the platform of a name, `wire` speaks HTTP, `show` hears of steps."""
+
+    def __init__(
+        self,
+        folder: Path,
+        policy: Policy,
+        choices: Mapping[str, Choice] | None = None,
+        platforms: Callable[[str], Platform] = platform_named,
+        wire: Callable[[], Wire] | None = None,
+        show: Callable[[Shown], None] = lambda shown: None,
+        clock: Callable[[], Now] = Now.read,
+    ) -> None:
+        self.folder, self.policy = folder, policy
+        self._choices = choices or {}
+        self._platforms, self._clock, self._show = platforms, clock, show
+        self._wire = wire or (lambda: Wire(policy.router))
+        self._remembered: dict[str, tuple[Process, Launch]] = {}
+
+    @property
+    def stop_file(self) -> Path:
+        """While it exists, no step begins."""
+        return self.folder / "STOP"
+
+    def remember(self, engines: Sequence[EngineSeen]) -> None:
+        """Read how each engine was started while its launcher lives; once it has died, nobody could tell any more."""
+        for engine in engines:
+            head = engine.procs[0] if engine.procs else None
+            if head is None or engine.kind == "closeranks":
+                continue
+            identity = Process(head.pid, head.start_time)
+            if head.role != "launcher" or self._remembered.get(engine.name, (None, None))[0] == identity:
+                continue
+            with contextlib.suppress(OSError, PlatformError):  # it shows as an obstacle when a plan is made
+                self._remembered[engine.name] = (identity, read_launch(head.pid))
+
+    async def preview(
+        self, case: Case, engines: Sequence[EngineSeen], loops: Mapping[str, Loop] | None = None
+    ) -> Preview:
+        """The plan that `recover` would carry out now. Changes nothing."""
+        wire = self._wire()
+        try:
+            made, facts = await self._plan(case, engines, loops or {}, wire)
+        finally:
+            await wire.close()
+        if isinstance(made, Refusal):
+            return Preview(made, {})
+        commands = {
+            n: line
+            for n, action in enumerate(made.actions)
+            if action.kind in ("end", "start")
+            and (target := facts.targets[action.engine])
+            and (line := self._platforms(target.platform).describe(target, action.kind))
+        }
+        used = {t.platform for t in facts.targets.values()}
+        return Preview(made, commands, tuple(sorted(n for n in used if not self._platforms(n).tried)))
+
+    async def recover(
+        self, case: Case, engines: Sequence[EngineSeen], loops: Mapping[str, Loop] | None = None
+    ) -> Outcome:
+        """Make a plan and carry it out. Never raises for what engines, platforms, routers or disks do."""
+        try:
+            with self._alone() as journal:
+                if (left := unfinished(journal.entries)) is not None:
+                    return await self._go_on(journal, left)
+                if self.stop_file.exists():
+                    return Outcome(status="stopped", says=self._stop_says())
+                wire = self._wire()
+                try:
+                    made, facts = await self._plan(case, engines, loops or {}, wire, journal)
+                    if isinstance(made, Refusal):
+                        log.warning("recovery refused", reason=made.reason)
+                        return Outcome(status="refused", says=made.reason, wait_s=made.wait_s)
+                    name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+                    self._keep(name, facts)
+                    planned = Entry(at=self._clock(), plan=name, event="planned", ladder=made)
+                    journal.append(planned)
+                    return await self._carry_out(journal, Open(name, made, {}, frozenset(), planned), facts, wire)
+                finally:
+                    await wire.close()
+        except BlockingIOError:
+            return Outcome(status="busy", says="another process holds the lock: it acts on this service")
+        except (OSError, JournalDamaged) as error:
+            return self._cannot_write(error)
+
+    async def resume(self) -> Outcome | None:
+        """Go on with a plan that an earlier process left, or close it when it is too old; None: there is none."""
+        try:
+            with self._alone() as journal:
+                left = unfinished(journal.entries)
+                return None if left is None else await self._go_on(journal, left)
+        except BlockingIOError:
+            return Outcome(status="busy", says="another process holds the lock: it acts on this service")
+        except (OSError, JournalDamaged) as error:
+            return self._cannot_write(error)
+
+    async def _go_on(self, journal: Journal, left: Open) -> Outcome:
+        age = left.planned.age_s(self._clock())
+        if age > self.policy.resume_within_s:
+            return self._close(journal, left.plan, "stopped", f"interrupted {age:.0f} s ago: closed, not gone on with")
+        try:
+            facts = msgspec.convert(json.loads(self._facts_file(left.plan).read_bytes()), Facts)
+        except (OSError, ValueError) as error:
+            return self._close(journal, left.plan, "failed", f"interrupted, and its facts are lost: {error}")
+        log.warning("an interrupted recovery is gone on with", plan=left.plan, done=len(left.results))
+        wire = self._wire()
+        try:
+            return await self._carry_out(journal, left, facts, wire)
+        finally:
+            await wire.close()
+
+    async def _carry_out(self, journal: Journal, current: Open, facts: Facts, wire: Wire) -> Outcome:
+        ladder, results = current.ladder, dict(current.results)
+        began, steps = time.monotonic(), list[Shown]()
+        hands = Hands(current.plan, facts, wire, self.policy, self._platforms, self.folder, self.stop_file)
+        while not isinstance(number := next_step(ladder, results), Over):
+            if self.stop_file.exists():
+                return self._close(journal, current.plan, "stopped", self._stop_says(), began, steps)
+            action = ladder.actions[number]
+            journal.append(Entry(at=self._clock(), plan=current.plan, event="begin", step=number, action=action))
+            self._tell(steps, current.plan, number, action, "begin")
+            started = time.monotonic()
+            result: Result = "done"
+            try:
+                limit = action.deadline_s + SLACK_S
+                says = await asyncio.wait_for(hands.do(action, last=number == len(ladder.actions) - 1), limit)
+            except Stopped:
+                return self._close(journal, current.plan, "stopped", self._stop_says(), began, steps)
+            except TimeoutError:
+                result, says = "failed", f"not done within {action.deadline_s + SLACK_S:.0f} s"
+            except (StepFailed, PlatformError, OSError) as error:
+                result, says = "failed", str(error)
+            took, says = time.monotonic() - started, redact(says.encode(errors="replace").decode())
+            results[number] = result
+            journal.append(
+                Entry(
+                    at=self._clock(),
+                    plan=current.plan,
+                    event=result,
+                    step=number,
+                    action=action,
+                    took_s=round(took, 3),
+                    says=says,
+                )
+            )
+            self._tell(steps, current.plan, number, action, result, took, says)
+        return self._close(journal, current.plan, number.outcome, number.says, began, steps)
+
+    async def _plan(
+        self,
+        case: Case,
+        engines: Sequence[EngineSeen],
+        loops: Mapping[str, Loop],
+        wire: Wire,
+        journal: Journal | None = None,
+    ) -> tuple[Plan | Refusal, Facts]:
+        targets: dict[str, Target] = {}
+        sides = []
+        ends = {engine.name: endpoint_of(engine) for engine in engines}
+        versions = await asyncio.gather(*(wire.version(ends[e.name]) for e in engines))
+        for engine, version in zip(engines, versions, strict=True):
+            try:
+                target = await asyncio.to_thread(self._find, engine)
+                targets[engine.name], obstacle = target, target.detail
+            except (PlatformError, KeyError) as error:
+                obstacle = str(error)
+            if not ends[engine.name].url and engine.kind != "closeranks":
+                obstacle = obstacle or "its HTTP address is not known, so it could not be checked afterwards"
+            loop = loops.get(engine.name, "stands" if engine.name in case.blamed else "unknown")
+            sides.append(
+                Side(
+                    name=engine.name,
+                    kind=engine.kind,
+                    role=engine.role,
+                    version=version,
+                    loop=loop,
+                    obstacle=obstacle,
+                )
+            )
+        from_where = self._journal_entries() if journal is None else journal.entries
+        made = plan(case, sides, self.policy, restarts(from_where, self._clock()))
+        return made, Facts(targets, ends)
+
+    def _find(self, engine: EngineSeen) -> Target:
+        choice = self._choices.get(engine.name, Choice())
+        first = engine.procs[0].pid if engine.procs else 0
+        name, unit = (choice.platform, choice.unit) if choice.platform else platform_of(first)
+        if engine.kind == "closeranks" and not choice.platform:
+            name, unit = "supervised", ""
+        remembered = self._remembered.get(engine.name)
+        return self._platforms(name).find(
+            Seen(
+                name=engine.name,
+                processes=_processes(engine),
+                unit=choice.unit or unit,
+                command=choice.command,
+                remembered=remembered[1] if remembered else None,
+            )
+        )
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[Journal]:
+        """The journal, under the lock of this service. Raises BlockingIOError when another process holds it."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        journal = Journal(self.folder / "journal")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            journal.open()
+            yield journal
+        finally:
+            journal.close()
+            os.close(lock)
+
+    def _journal_entries(self) -> list[Entry]:
+        return read(self.folder / "journal")
+
+    def _facts_file(self, name: str) -> Path:
+        return self.folder / f"{name}.facts"
+
+    def _keep(self, name: str, facts: Facts) -> None:
+        with open(os.open(self._facts_file(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            # The standard encoder: a variable of an environment need not be UTF-8, and must come back as it was.
+            file.write(json.dumps(msgspec.to_builtins(facts)).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _close(
+        self,
+        journal: Journal,
+        name: str,
+        status: Literal["recovered", "failed", "stopped"],
+        says: str,
+        began: float | None = None,
+        steps: Sequence[Shown] = (),
+    ) -> Outcome:
+        took = time.monotonic() - began if began is not None else 0.0
+        journal.append(
+            Entry(at=self._clock(), plan=name, event="over", took_s=round(took, 3), says=f"{status}: {says}")
+        )
+        self._facts_file(name).unlink(missing_ok=True)
+        (log.info if status == "recovered" else log.error)("recovery over", plan=name, status=status, says=says)
+        return Outcome(status=status, says=says, plan=name, took_s=took, steps=tuple(steps))
+
+    def _cannot_write(self, error: Exception) -> Outcome:
+        says = f"the journal in {self.folder} cannot be kept, so nothing more is done: {error}"
+        log.error("recovery stopped", says=says)
+        return Outcome(status="stopped", says=says)
+
+    def _stop_says(self) -> str:
+        try:
+            who = self.stop_file.read_text(errors="replace").strip()[:200]
+        except OSError:
+            who = ""
+        return f"stopped by an operator ({self.stop_file})" + (f": {who}" if who else "")
+
+    def _tell(
+        self,
+        steps: list[Shown],
+        name: str,
+        number: int,
+        action: Action,
+        event: Literal["begin", "done", "failed"],
+        took_s: float = 0.0,
+        says: str = "",
+    ) -> None:
+        engine = action.engine or ", ".join(action.engines)
+        shown = Shown(
+            plan=name, step=number, kind=action.kind, engine=engine, event=event, took_s=round(took_s, 3), says=says
+        )
+        if event != "begin":
+            steps.append(shown)
+        say = log.warning if event == "failed" else log.info
+        say("recovery step", plan=name, step=number, kind=action.kind, engine=engine, result=event, took_s=shown.took_s,
+            says=says)  # fmt: skip
+        self._show(shown)
+
+
+def _processes(engine: EngineSeen) -> tuple[Process, ...]:
+    """As platforms know them: with whether each leads a session, which discovery does not keep."""
+    now = {p.pid: p for p in processes.known(p.pid for p in engine.procs)}
+    return tuple(
+        now[p.pid] if p.pid in now and now[p.pid].start == p.start_time else Process(p.pid, p.start_time)
+        for p in engine.procs
+    )

@@ -1,0 +1,197 @@
+"""The journal of recovery: one line per event, on disk before and after each step is done.
+
+A line is a checksum (crc32, hexadecimal), a blank and JSON. Cut anywhere, the file reads as the lines before the cut:
+a torn last line is dropped. A damaged line with sound ones after it is no torn write: then nobody knows what was done,
+and the journal refuses to be read until an operator has moved it away.
+
+Ages are taken from a clock that no operator sets (CLOCK_BOOTTIME) while the boot is the same, else from the wall clock;
+an event in the future counts as just now, so that a clock that jumps back makes recovery wait, never act twice.
+"""
+
+import os
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from closeranks.watch.recover_state import Action, Plan, Restart, Result
+
+KEPT = 2000
+"""Lines that are kept when a journal is opened; older ones go, with everything that is over."""
+
+
+class JournalDamaged(RuntimeError):
+    """A line in the middle of the journal does not match its checksum. The text names the file and the line."""
+
+
+class Now(msgspec.Struct, frozen=True):
+    """A moment: epoch seconds, seconds since boot (suspended time included), and which boot."""
+
+    wall: float
+    up: float
+    boot: str
+
+    @classmethod
+    def read(cls) -> "Now":
+        """The present one."""
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            boot = ""
+        return cls(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), boot)
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a plan."""
+
+    at: Now
+    plan: str
+    event: Literal["planned", "begin", "done", "failed", "over"]
+    step: int = -1
+    action: Action | None = None
+    took_s: float = 0.0
+    says: str = ""
+    ladder: Plan | None = None
+    """The whole plan, with `planned`."""
+
+    def age_s(self, now: Now) -> float:
+        """Seconds since, never negative."""
+        same = bool(now.boot) and now.boot == self.at.boot
+        return max(0.0, now.up - self.at.up if same else now.wall - self.at.wall)
+
+
+class Open(msgspec.Struct, frozen=True):
+    """A plan that has not come to its end, and how its steps went."""
+
+    plan: str
+    ladder: Plan
+    results: dict[int, Result]
+    begun: frozenset[int]
+    planned: Entry
+
+
+class Journal:
+    """Appends durably. Use under recovery's lock; reading alone needs none (`read`)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: list[Entry] = []
+        self._length = 0
+        self._fd = -1
+
+    def open(self) -> None:
+        """Read what is there, drop a torn tail, shorten a long file. Raises JournalDamaged, OSError."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.entries = read(self.path)
+        if len(self.entries) > KEPT:
+            self._rewrite(self.entries[-KEPT:])
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._length = sum(len(_line(entry)) for entry in self.entries)
+        os.ftruncate(self._fd, self._length)
+        _sync_folder(self.path.parent)
+
+    def append(self, entry: Entry) -> None:
+        """On disk when this returns. Raises OSError when the disk does not take it; the file is then as before."""
+        line = _line(entry)
+        try:
+            written = os.pwrite(self._fd, line, self._length)
+            if written < len(line):
+                raise OSError(28, "No space left on device", str(self.path))
+            os.fsync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, self._length)
+            raise
+        self._length += len(line)
+        self.entries.append(entry)
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _rewrite(self, entries: list[Entry]) -> None:
+        new = self.path.with_suffix(".new")
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.writelines(_line(entry) for entry in entries)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path)
+        self.entries = entries
+
+
+def read(path: Path) -> list[Entry]:
+    """The events of a journal, oldest first; none if there is no file. Raises JournalDamaged."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    entries: list[Entry] = []
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines):
+        entry = _entry(line) if number < len(lines) - 1 else None  # the last part has no end of line: empty, or torn
+        if entry is None:
+            if any(_entry(later) is not None for later in lines[number + 1 : -1]):
+                raise JournalDamaged(
+                    f"{path}, line {number + 1}: damaged, with sound lines after it. What was done is not known; look "
+                    "at the engines, then move the file away"
+                )
+            break
+        entries.append(entry)
+    return entries
+
+
+def restarts(entries: Sequence[Entry], now: Now) -> list[Restart]:
+    """Every engine that recovery began to end, and how long ago. A step that was begun twice counts once."""
+    seen: dict[tuple[str, int], Restart] = {}
+    for entry in entries:
+        if entry.event == "begin" and entry.action is not None and entry.action.kind == "end":
+            seen[entry.plan, entry.step] = Restart(entry.action.engine, entry.age_s(now))
+    return list(seen.values())
+
+
+def unfinished(entries: Sequence[Entry]) -> Open | None:
+    """The last plan, if it has not come to its end."""
+    planned = next((e for e in reversed(entries) if e.event == "planned"), None)
+    if planned is None or planned.ladder is None:
+        return None
+    own = [e for e in entries if e.plan == planned.plan]
+    if any(e.event == "over" for e in own):
+        return None
+    results: dict[int, Result] = {e.step: e.event for e in own if e.event == "done" or e.event == "failed"}
+    begun = frozenset(e.step for e in own if e.event == "begin")
+    return Open(planned.plan, planned.ladder, results, begun, planned)
+
+
+def episodes(entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
+    """Events plan by plan, oldest first."""
+    plans: dict[str, list[Entry]] = {}
+    for entry in entries:
+        plans.setdefault(entry.plan, []).append(entry)
+    yield from plans.items()
+
+
+def _line(entry: Entry) -> bytes:
+    body = msgspec.json.encode(entry)
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _entry(line: bytes) -> Entry | None:
+    sum_, _, body = line.partition(b" ")
+    try:
+        if len(sum_) != 8 or int(sum_, 16) != zlib.crc32(body):
+            return None
+        return msgspec.json.decode(body, type=Entry)
+    except (ValueError, msgspec.DecodeError):
+        return None
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

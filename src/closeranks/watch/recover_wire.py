@@ -1,0 +1,336 @@
+"""What recovery says over HTTP: to routers (drain, admit), to engines (abort, ready, a request through the real path).
+
+A check request goes the way of a real one: with SGLang to prefill and decode at once with a fresh room, with vLLM to
+prefill and, with what that answers, to decode, else to the engine's or the router's completions. It counts when a token
+comes out at the end, not when a status does. Its prompt is fixed, its ids carry a prefix of their own.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+import msgspec
+
+from closeranks.watch.discover import flag
+from closeranks.watch.snapshot import EngineSeen
+
+PREFIX = "closeranks-check-"
+PROMPT = "The capital of France is"
+ANSWER_BYTES = 1 << 20
+LOOK_S = 0.5
+
+
+class StepFailed(RuntimeError):
+    """A step over HTTP did not do what it should. The text says what came back."""
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine answers. Holds its key, so it is never shown."""
+
+    name: str
+    kind: str
+    role: str
+    url: str
+    bootstrap_port: int = 8998
+    key: str = ""
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or "127.0.0.1"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+
+def endpoint_of(engine: EngineSeen) -> Endpoint:
+    """From what discovery saw."""
+    port = flag(engine.argv, "--disaggregation-bootstrap-port") or ""
+    return Endpoint(
+        name=engine.name,
+        kind=engine.kind,
+        role=engine.role,
+        url=(engine.url or "").rstrip("/"),
+        bootstrap_port=int(port) if port.isdigit() else 8998,
+        key=flag(engine.argv, "--api-key") or "",
+    )
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Status and body, as far as it was read."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        """The body decoded; an empty mapping if it is no JSON."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return {}
+
+
+class Wire:
+    """HTTP with a time limit on everything. One per plan; close it."""
+
+    def __init__(self, router: str = "", router_key: str = "") -> None:
+        self.router = router.rstrip("/")
+        self._router_headers = {"Authorization": f"Bearer {router_key}"} if router_key else {}
+        self._session: aiohttp.ClientSession | None = None
+        self._removed: dict[str, dict[str, Any]] = {}
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def version(self, one: Endpoint) -> str:
+        """The engine's own word for its version; empty if it does not say within 2 s."""
+        for path in ("/version",) if one.kind == "vllm" else ("/server_info", "/get_server_info"):
+            try:
+                said = (await self._call("GET", one.url + path, 2.0, headers=one.headers)).json()
+            except StepFailed:
+                continue
+            if isinstance(said, dict) and isinstance(said.get("version"), str):
+                return str(said["version"])
+        return ""
+
+    async def drain(self, one: Endpoint) -> str:
+        """Take the engine out of the router, where that can be told so. Raises StepFailed."""
+        if not self.router:
+            return "no router is known: requests of this time fail or wait"
+        known = await self._worker(one)
+        if known is None:
+            return f"the router does not list {one.url}"
+        worker = str(known.get("id") or one.url)
+        answer = await self._call(
+            "DELETE", f"{self.router}/workers/{quote(worker, safe='')}", 10.0, headers=self._router_headers
+        )
+        if answer.status >= 300:
+            raise StepFailed(f"the router did not take {one.name} out: {answer.status}")
+        self._removed[one.name] = known
+        return f"taken out of the router (worker {worker})"
+
+    async def admit(self, one: Endpoint, limit_s: float) -> str:
+        """Put the engine back into the router and wait until that calls it healthy. Raises StepFailed."""
+        if not self.router:
+            return "no router is known: it was never out of rotation"
+        try:
+            known = await self._worker(one)
+        except StepFailed as error:
+            return f"{error}: it was never out of rotation"
+        if known is None:
+            old = self._removed.get(one.name, {})
+            wanted: dict[str, Any] = {"url": one.url, "worker_type": one.role if one.role != "both" else "regular"}
+            wanted |= {k: old[k] for k in ("priority", "cost", "labels", "model_id") if old.get(k) is not None}
+            if one.role == "prefill" and one.kind == "sglang":
+                wanted["bootstrap_port"] = one.bootstrap_port
+            if one.key:
+                wanted["api_key"] = one.key
+            answer = await self._call(
+                "POST", f"{self.router}/workers", 10.0, json_body=wanted, headers=self._router_headers
+            )
+            if answer.status >= 300:
+                raise StepFailed(f"the router did not take {one.name} back: {answer.status}")
+        until = time.monotonic() + limit_s
+        while True:
+            known = await self._worker(one)
+            if known is not None and known.get("is_healthy", True):
+                return "back in the router"
+            if time.monotonic() > until:
+                raise StepFailed(f"the router does not call {one.name} healthy within {limit_s:.0f} s")
+            await asyncio.sleep(LOOK_S)
+
+    async def _worker(self, one: Endpoint) -> dict[str, Any] | None:
+        answer = await self._call("GET", f"{self.router}/workers", 5.0, headers=self._router_headers)
+        if answer.status != 200:
+            raise StepFailed(f"the router has no list of workers ({answer.status} at /workers)")
+        listed = answer.json()
+        workers = listed.get("workers", []) if isinstance(listed, dict) else []
+        return next((w for w in workers if isinstance(w, dict) and str(w.get("url", "")).rstrip("/") == one.url), None)
+
+    async def abort(self, one: Endpoint) -> str:
+        """End every request of the engine, where it has a way to be told. Raises StepFailed."""
+        if one.kind != "sglang":
+            return f"{one.kind} has no such request: its own deadlines end them"
+        answer = await self._call(
+            "POST", f"{one.url}/abort_request", 5.0, json_body={"rid": "", "abort_all": True}, headers=one.headers
+        )
+        if answer.status >= 300:
+            raise StepFailed(f"{one.name} answered {answer.status} to the abort")
+        return "all its requests were told to end"
+
+    async def ready(self, one: Endpoint) -> bool:
+        """Whether the engine's own health says 200 now. It is asked for nothing more: the check follows."""
+        if not one.url:
+            return False
+        try:
+            return (await self._call("GET", f"{one.url}/health", 25.0, headers=one.headers)).status == 200
+        except StepFailed:
+            return False
+
+    async def check(self, names: Sequence[str], ends: Mapping[str, Endpoint], limit_s: float, at_once: int = 1) -> str:
+        """A request through every pair of a prefill and a decode that one of `names` is part of, `at_once` times.
+
+        Engines that do both are asked by themselves, closeranks' through its gateway. Raises StepFailed when one
+        brings no token, and when there is no path to check.
+        """
+        ways = []
+        for prefill, decode in pairs(names, ends):
+            ways += [self._pair(prefill, decode, limit_s) for _ in range(at_once)]
+        alone = {e.url: e for n in names if (e := ends[n]).url and (e.role == "both" or e.kind == "closeranks")}
+        for one in alone.values():
+            ways += [self._completion(one.url, one.headers, limit_s) for _ in range(at_once)]
+        if not ways and self.router:
+            ways = [self.through_router(limit_s) for _ in range(at_once)]
+        if not ways:
+            raise StepFailed("not checked: the other side of the hand-over is not seen here, and no router is known")
+        began = time.monotonic()
+        for result in await asyncio.gather(*ways, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        return f"{len(ways)} request(s) through the real path answered with tokens in {time.monotonic() - began:.2f} s"
+
+    async def through_router(self, limit_s: float) -> None:
+        """One completion through the router. Raises StepFailed."""
+        await self._completion(self.router, self._router_headers, limit_s)
+
+    async def _pair(self, prefill: Endpoint, decode: Endpoint, limit_s: float) -> None:
+        way = self._sglang_pair if prefill.kind == "sglang" else self._vllm_pair
+        try:
+            await way(prefill, decode, limit_s)
+        except StepFailed as error:
+            raise StepFailed(f"{prefill.name} → {decode.name}: {error}") from None
+
+    async def _sglang_pair(self, prefill: Endpoint, decode: Endpoint, limit_s: float) -> None:
+        rid = PREFIX + secrets.token_hex(8)
+        body = {
+            "rid": rid,
+            "text": PROMPT,
+            "sampling_params": {"max_new_tokens": 2, "temperature": 0},
+            "bootstrap_host": prefill.host,
+            "bootstrap_port": prefill.bootstrap_port,
+            "bootstrap_room": secrets.randbits(63),
+        }
+        both = [
+            asyncio.ensure_future(
+                self._call("POST", f"{end.url}/generate", limit_s, json_body=body, headers=end.headers)
+            )
+            for end in (prefill, decode)
+        ]
+        try:
+            answers = await asyncio.gather(*both)
+            said = answers[1].json()
+            if answers[1].status != 200 or not (isinstance(said, dict) and _tokens_of_generate(said)):
+                raise StepFailed(f"no token came out of decode (status {answers[1].status})")
+        except StepFailed:
+            await self._abort_ours((prefill, decode), rid)
+            raise
+        finally:
+            for task in both:
+                task.cancel()
+
+    async def _abort_ours(self, ends: Sequence[Endpoint], rid: str) -> None:
+        """End our own check request on both sides; engines that do not answer have nothing to lose by it."""
+        calls = [
+            self._call("POST", f"{e.url}/abort_request", 2.0, json_body={"rid": rid}, headers=e.headers) for e in ends
+        ]
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _vllm_pair(self, prefill: Endpoint, decode: Endpoint, limit_s: float) -> None:
+        model = await self._model(decode, limit_s)
+        base = {"model": model, "prompt": PROMPT, "temperature": 0}
+        nothing = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+        ask = {"do_remote_decode": True, "do_remote_prefill": False, **nothing}
+        first = await self._call(
+            "POST",
+            f"{prefill.url}/v1/completions",
+            limit_s,
+            json_body={**base, "max_tokens": 1, "kv_transfer_params": ask},
+            headers=prefill.headers,
+        )
+        handed = first.json().get("kv_transfer_params") if isinstance(first.json(), dict) else None
+        if first.status != 200 or not handed:
+            raise StepFailed(f"prefill handed nothing over (status {first.status})")
+        second = await self._call(
+            "POST",
+            f"{decode.url}/v1/completions",
+            limit_s,
+            json_body={**base, "max_tokens": 2, "kv_transfer_params": handed},
+            headers=decode.headers,
+        )
+        _expect_text(second)
+
+    async def _completion(self, url: str, headers: Mapping[str, str], limit_s: float) -> None:
+        model = await self._model(Endpoint(name="", kind="", role="both", url=url), limit_s, headers)
+        body = {"model": model, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
+        _expect_text(await self._call("POST", f"{url}/v1/completions", limit_s, json_body=body, headers=headers))
+
+    async def _model(self, one: Endpoint, limit_s: float, headers: Mapping[str, str] | None = None) -> str:
+        answer = await self._call("GET", f"{one.url}/v1/models", limit_s, headers=headers or one.headers)
+        said = answer.json()
+        listed = said.get("data") if isinstance(said, dict) else None
+        if isinstance(listed, list) and listed and isinstance(listed[0], dict):
+            return str(listed[0].get("id", "default"))
+        return "default"
+
+    async def _call(
+        self,
+        method: str,
+        url: str,
+        limit_s: float,
+        *,
+        json_body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(trust_env=False)
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._session.request(method, url, json=json_body, headers=headers) as answer,
+            ):
+                return Answer(answer.status, await answer.content.read(ANSWER_BYTES))
+        except TimeoutError as error:
+            raise StepFailed(f"{_shown(url)} did not answer in {limit_s:.0f} s") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise StepFailed(f"{_shown(url)}: {type(error).__name__}: {error}") from error
+
+
+def pairs(names: Sequence[str], ends: Mapping[str, Endpoint]) -> list[tuple[Endpoint, Endpoint]]:
+    """(prefill, decode) of the same kind of engine, with one of `names` in it."""
+    found = []
+    for prefill in ends.values():
+        for decode in ends.values():
+            sides = prefill.role == "prefill" and decode.role == "decode" and prefill.kind == decode.kind
+            reach = prefill.url and decode.url and prefill.kind in ("sglang", "vllm")
+            if sides and reach and (prefill.name in names or decode.name in names):
+                found.append((prefill, decode))
+    return found
+
+
+def _tokens_of_generate(said: Mapping[str, Any]) -> bool:
+    meta = said.get("meta_info")
+    count = meta.get("completion_tokens") if isinstance(meta, dict) else None
+    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
+    aborted = isinstance(reason, dict) and reason.get("type") == "abort"
+    return not aborted and bool(count or said.get("text") or said.get("output_ids"))
+
+
+def _expect_text(answer: Answer) -> None:
+    said = answer.json()
+    choices = said.get("choices") if isinstance(said, dict) else None
+    usage = (said.get("usage") or {}) if isinstance(said, dict) else {}
+    text = choices[0].get("text") if isinstance(choices, list) and choices and isinstance(choices[0], dict) else ""
+    tokens = usage.get("completion_tokens", 0) if isinstance(usage, dict) else 0
+    if answer.status != 200 or not (text or tokens):
+        raise StepFailed(f"no token came back (status {answer.status})")
+
+
+def _shown(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}{parts.path}"

@@ -1,0 +1,217 @@
+"""systemd, Docker and Kubernetes: argument lists and the reading of answers; where a tool is here, it judges too."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from closeranks.supervise.platforms import PlatformError, Seen, StillAlive, platform_named, processes
+from closeranks.supervise.platforms.base import Ran, run
+from closeranks.supervise.platforms.detect import NAMES, from_cgroup, platform_of
+from closeranks.supervise.platforms.docker import Docker
+from closeranks.supervise.platforms.kubernetes import Kubernetes
+from closeranks.supervise.platforms.systemd import Systemd, verify_unit
+
+NOWHERE = Path("/nonexistent")
+MISSING = Ran(1, "", "no answer was recorded")
+
+
+class Recorded:
+    """Answers by the words that a command holds; each list of answers is used up to its last, which stays."""
+
+    def __init__(self, **answers: Sequence[Ran]) -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self._answers = {name: list(given) for name, given in answers.items()}
+
+    def __call__(self, argv: Sequence[str], timeout_s: float) -> Ran:
+        assert timeout_s > 0
+        self.calls.append(tuple(argv))
+        for name, given in self._answers.items():
+            if name in argv:
+                return given.pop(0) if len(given) > 1 else given[0]
+        return MISSING
+
+
+def shown(invocation: str, state: str = "active") -> Ran:
+    return Ran(0, f"LoadState=loaded\nActiveState={state}\nInvocationID={invocation}\nControlGroup=\nMainPID=0\n", "")
+
+
+OK = Ran(0, "", "")
+UNIT = Seen(name="decode-31022", processes=(), unit="sglang-decode.service")
+
+
+def test_systemd_stops_before_it_kills_so_that_nothing_comes_back_in_between() -> None:
+    runner = Recorded(show=[shown("one"), shown("one"), shown("one", "inactive")], stop=[OK], kill=[OK])
+    systemd = Systemd(runner=runner, sleep=lambda _: None)
+    target = systemd.find(UNIT)
+    systemd.end_tree(target, 5)
+    words = [call[1:] for call in runner.calls if call[1] != "show"]
+    assert words == [
+        ("stop", "--no-block", "sglang-decode.service"),
+        ("kill", "--kill-whom=all", "--signal=SIGKILL", "sglang-decode.service"),
+    ]
+    assert systemd.describe(target, "end") == runner.calls[-2]
+
+
+def test_systemd_leaves_a_later_life_alone() -> None:
+    runner = Recorded(show=[shown("one"), shown("two")])
+    systemd = Systemd(runner=runner)
+    assert systemd.end_tree(systemd.find(UNIT), 5) == 0
+    assert all(call[1] == "show" for call in runner.calls)
+
+
+def test_systemd_starts_units_that_failed_too_often() -> None:
+    runner = Recorded(show=[shown("one")], start=[OK], **{"reset-failed": [Ran(1, "", "Unit x not loaded.")]})
+    systemd = Systemd(user=True, runner=runner)
+    systemd.start(systemd.find(UNIT), "token", NOWHERE)
+    assert runner.calls[-2:] == [
+        ("systemctl", "--user", "reset-failed", "sglang-decode.service"),
+        ("systemctl", "--user", "start", "--no-block", "sglang-decode.service"),
+    ]
+
+
+def test_systemd_says_what_it_was_told() -> None:
+    with pytest.raises(PlatformError, match="not-found"):
+        Systemd(runner=Recorded(show=[Ran(0, "LoadState=not-found\n", "")])).find(UNIT)
+    denied = Recorded(show=[shown("one")], stop=[Ran(1, "", "Interactive authentication required.")])
+    systemd = Systemd(runner=denied)
+    with pytest.raises(PlatformError, match="authentication required"):
+        systemd.end_tree(systemd.find(UNIT), 5)
+
+
+def test_systemd_waits_for_the_group_to_be_empty() -> None:
+    runner = Recorded(show=[shown("one", "deactivating")], stop=[OK], kill=[OK])
+    systemd = Systemd(runner=runner, sleep=lambda _: None)
+    with pytest.raises(StillAlive):
+        systemd.end_tree(systemd.find(UNIT), 0.05)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_unit_files_are_judged_by_what_is_printed_not_by_the_exit_code(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.service", tmp_path / "bad.service"
+    good.write_text("[Service]\nExecStart=/bin/true\n")
+    bad.write_text("[Service]\nExecStart=/bin/true\nRestrat=always\n")
+    assert run(("systemd-analyze", "verify", str(bad)), 15).code == 0
+    assert any("Restrat" in line for line in verify_unit(bad))
+    assert not [line for line in verify_unit(good) if "good.service" in line]
+
+
+def container(running: bool, started: str) -> Ran:
+    return Ran(0, f"{'true' if running else 'false'} {started}\n", "")
+
+
+def test_docker_stops_and_starts_the_same_container() -> None:
+    runner = Recorded(
+        inspect=[container(True, "t1"), container(True, "t1"), container(False, "t1")], stop=[OK], start=[OK]
+    )
+    docker = Docker(runner=runner, sleep=lambda _: None)
+    target = docker.find(Seen(name="decode", processes=(), unit="decode-0"))
+    docker.end_tree(target, 30)
+    docker.start(target, "token", NOWHERE)
+    assert [call for call in runner.calls if call[1] != "inspect"] == [
+        ("docker", "stop", "-t", "1", "decode-0"),
+        ("docker", "start", "decode-0"),
+    ]
+    assert docker.describe(target, "start") == ("docker", "start", "decode-0")
+
+
+def test_docker_leaves_a_later_life_alone() -> None:
+    runner = Recorded(inspect=[container(True, "t1"), container(True, "t2")])
+    docker = Docker(runner=runner)
+    assert docker.end_tree(docker.find(Seen(name="decode", processes=(), unit="decode-0")), 5) == 0
+    assert docker.has_ended(docker.find(Seen(name="decode", processes=(), unit="decode-0")), "t", NOWHERE) == ""
+
+
+def pod(uid: str, owned: bool = True) -> Ran:
+    owners = [{"kind": "ReplicaSet", "name": "decode-5d", "controller": True}] if owned else []
+    return Ran(0, json.dumps({"metadata": {"uid": uid, "ownerReferences": owners}}), "")
+
+
+POD = Seen(name="decode", processes=(), unit="serving/decode-0")
+GONE = Ran(1, "", 'Error from server (NotFound): pods "decode-0" not found')
+
+
+def test_kubernetes_deletes_a_pod_that_a_controller_makes_anew_and_waits() -> None:
+    runner = Recorded(
+        json=[pod("u1")], delete=[OK], **{"jsonpath={.metadata.uid}": [Ran(0, "u1", ""), Ran(0, "u2", "")]}
+    )
+    kubernetes = Kubernetes(runner=runner, sleep=lambda _: None)
+    target = kubernetes.find(POD)
+    kubernetes.end_tree(target, 30)
+    deleted = next(call for call in runner.calls if "delete" in call)
+    assert deleted == (
+        "kubectl", "delete", "pod", "decode-0", "--namespace", "serving", "--grace-period=2", "--wait=false",
+    )  # fmt: skip
+    assert "--force" not in deleted
+    assert kubernetes.describe(target, "end") == deleted
+
+
+def test_kubernetes_leaves_a_later_pod_of_the_same_name_alone() -> None:
+    runner = Recorded(json=[pod("u1")], **{"jsonpath={.metadata.uid}": [Ran(0, "u2", "")]})
+    kubernetes = Kubernetes(runner=runner)
+    assert kubernetes.end_tree(kubernetes.find(POD), 5) == 0
+    gone = Kubernetes(runner=Recorded(json=[pod("u1")], **{"jsonpath={.metadata.uid}": [GONE]}))
+    assert gone.end_tree(gone.find(POD), 5) == 0
+
+
+def test_kubernetes_does_not_delete_what_would_not_come_back() -> None:
+    kubernetes = Kubernetes(runner=Recorded(json=[pod("u1", owned=False)]))
+    target = kubernetes.find(POD)
+    assert "no controller" in target.detail
+    with pytest.raises(PlatformError, match="no controller"):
+        kubernetes.end_tree(target, 5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_platform_has_the_whole_protocol(name: str) -> None:
+    platform = platform_named(name)
+    assert platform.name
+    assert isinstance(platform.tried, bool)
+    for method in ("find", "is_running", "end_tree", "start", "has_ended", "describe"):
+        assert callable(getattr(platform, method))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0::/system.slice/sglang-decode.service\n", ("systemd", "sglang-decode.service")),
+        ("0::/system.slice/sglang@decode.service/payload\n", ("systemd", "sglang@decode.service")),
+        ("0::/user.slice/user-0.slice/user@0.service/app.slice/decode.service\n", ("systemd-user", "decode.service")),
+        ("0::/user.slice/user-0.slice/session-3.scope\n", ("plain", "")),
+        ("0::/system.slice/ssh.service\n", ("plain", "")),
+        (f"0::/system.slice/docker-{'ab' * 32}.scope\n", ("docker", "ab" * 32)),
+        (f"12:cpu:/docker/{'ab' * 32}\n", ("docker", "ab" * 32)),
+        (f"0::/machine.slice/libpod-{'ab' * 32}.scope/container\n", ("podman", "ab" * 32)),
+        (f"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{'ab' * 32}.scope\n", ("supervised", "")),
+        ("2:cpuacct:/\n0::/\n", ("plain", "")),
+        ("", ("plain", "")),
+    ],
+)
+def test_the_platform_stands_in_the_cgroup(text: str, expected: tuple[str, str]) -> None:
+    assert from_cgroup(text) == expected
+
+
+def test_a_process_that_is_gone_has_no_platform() -> None:
+    assert platform_of(2**22 + 1) == ("plain", "")
+
+
+def test_a_tool_that_is_missing_or_hangs_is_said() -> None:
+    with pytest.raises(PlatformError, match="no such command"):
+        run(("closeranks-no-such-tool",), 5)
+    with pytest.raises(PlatformError, match="did not end within"):
+        run(("sleep", "30"), 0.1)
+
+
+def test_supervised_ends_and_does_not_start() -> None:
+    supervised = platform_named("supervised")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        target = supervised.find(Seen(name="decode", processes=processes.known([process.pid])))
+        assert supervised.end_tree(target, 10) == 1
+        assert "supervisor" in supervised.start(target, "token", NOWHERE)
+        assert supervised.describe(target, "start") == ()
+    assert process.pid != os.getpid()
