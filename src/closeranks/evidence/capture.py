@@ -35,16 +35,28 @@ async def stacks(pid: int, timeout_s: float = 2.5) -> str:
     for extra in ([], ["--nonblocking"]):
         if extra == [] and _state(pid) in "TtZ":  # ptrace waits for a stopped process, and a zombie has no stack
             continue
-        process = await asyncio.create_subprocess_exec(
-            program, "dump", "--pid", str(pid), *extra, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                program,
+                "dump",
+                "--pid",
+                str(pid),
+                *extra,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:  # no process to be had, or py-spy cannot be run
+            said.append(f"py-spy could not be started: {error.strerror}")
+            continue
         try:
             out, err = await asyncio.wait_for(process.communicate(), timeout_s)
         except TimeoutError:
-            process.kill()
-            await process.wait()
             said.append(f"py-spy {' '.join(extra)} did not answer in {timeout_s} s")
             continue
+        finally:
+            if process.returncode is None:  # late, or this task was cancelled: it must not stay attached
+                process.kill()
+                await process.wait()
         if process.returncode == 0 and out.strip():
             return out.decode(errors="replace")
         said.append(f"py-spy {' '.join(extra)} exited {process.returncode}: {err.decode(errors='replace').strip()}")

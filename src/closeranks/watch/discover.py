@@ -105,7 +105,7 @@ def _name(kind: Kind, role: Role, port: int | None, pid: int) -> str:
     return f"{role if role != 'both' else kind}-{port if port is not None else f'pid{pid}'}"
 
 
-def group(table: Mapping[int, Row], before: Iterable[EngineSeen] = ()) -> tuple[EngineSeen, ...]:
+def group(table: Mapping[int, Row], before: Sequence[EngineSeen] = ()) -> tuple[EngineSeen, ...]:
     """The engines among the processes of `table`, by name. `before`: what was found earlier, for adopted orphans."""
     members = _members(table)
     known = {(p.pid, p.start_time): e for e in before for p in e.procs}
@@ -116,13 +116,12 @@ def group(table: Mapping[int, Row], before: Iterable[EngineSeen] = ()) -> tuple[
             kept.setdefault(owner.name, set()).add(row.pid)
     engines: dict[str, EngineSeen] = {}
     for root, pids in members.items():
-        made = _engine(table, root, pids)
-        if made is not None:
-            engines[made.name if made.name not in engines else f"{made.name}-pid{root}"] = made
+        made = _with_gone(_engine(table, root, pids), table, before)
+        engines[made.name if made.name not in engines else f"{made.name}-pid{root}"] = made
     for old in before:  # its launcher is gone, some of its processes are not
         orphans = kept.get(old.name, set())
         if orphans and old.name not in engines:
-            procs = tuple(p for p in old.procs if p.pid in orphans)
+            procs = tuple(p for p in old.procs if p.pid in orphans or p.role != "helper")  # the dead are shown as dead
             engines[old.name] = msgspec.structs.replace(old, procs=procs)
     for made in (*_ours(table), *_orphans(table, members, kept)):
         engines.setdefault(made.name, made)
@@ -160,7 +159,26 @@ def _line(table: Mapping[int, Row], pid: int) -> Iterator[int]:
         pid = table[pid].ppid
 
 
-def _engine(table: Mapping[int, Row], root: int, pids: set[int]) -> EngineSeen | None:
+def _with_gone(engine: EngineSeen, table: Mapping[int, Row], before: Iterable[EngineSeen]) -> EngineSeen:
+    """Processes that ended under a launcher that lives stay listed, unless something took their place."""
+    head = engine.launcher
+    here = {(p.role, p.rank) for p in engine.procs}
+    gone = [
+        p
+        for old in before
+        if head is not None and old.launcher is not None and (old.launcher.pid, old.launcher.start_time) == _id(head)
+        for p in old.procs
+        if p.role not in ("launcher", "helper") and (p.role, p.rank) not in here
+        if p.pid not in table or table[p.pid].start_time != p.start_time
+    ]
+    return msgspec.structs.replace(engine, procs=(*engine.procs, *gone)) if gone else engine
+
+
+def _id(proc: Proc) -> tuple[int, int]:
+    return proc.pid, proc.start_time
+
+
+def _engine(table: Mapping[int, Row], root: int, pids: set[int]) -> EngineSeen:
     argv = table[root].argv
     kind = launches(argv) or ("vllm" if "VLLM" in table[root].title else "sglang")
     whos = {pid: from_title(_own_title(table[pid])) for pid in sorted(pids) if pid != root}
@@ -192,9 +210,13 @@ def _own_title(row: Row) -> str:
 def _ranked(table: Mapping[int, Row], whos: Mapping[int, Who]) -> list[Proc]:
     """Processes with a title, ranks numbered by tensor-parallel rank, or in order where that is not unique."""
     by_kind: dict[ProcRole, list[int]] = {}
-    for pid, who in whos.items():
-        by_kind.setdefault(_ROLES.get(who.kind, "helper"), []).append(pid)
     made = []
+    for pid, who in whos.items():
+        role = _ROLES.get(who.kind, "helper")
+        if table[pid].argv:
+            by_kind.setdefault(role, []).append(pid)
+        else:  # never seen alive: its title was cut before the rank
+            made.append(_proc(table[pid], role, None))
     for kind, pids in by_kind.items():
         whole = [(whos[pid].dp or 0, whos[pid].pp or 0, whos[pid].tp or 0, pid) for pid in pids]
         tps = [tp for _, _, tp, _ in whole]

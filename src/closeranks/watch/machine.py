@@ -1,0 +1,172 @@
+"""The state machine: one more snapshot → the states. Pure; everything that it remembers is in a frozen `Memory`.
+
+    blind ─────► healthy ◄────► suspect ────► confirmed
+      ▲             ▲   ▲          │              │  (moved again for a while, or another life)
+      └─ no sign ───┘   └─────── excluded ◄───────┘
+
+- Only a proof, or an inference with a second signal (`rules`), leads to `confirmed`; it stays until the engine has
+  moved again for a while or is replaced. A proof stays for the life of the engine.
+- `healthy` needs a sign of life in the same look. Without one, and without a suspicion, an engine is `blind`.
+- `excluded` says what it is instead.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from closeranks.watch import rules
+from closeranks.watch.limits import DEFAULT, Limits
+from closeranks.watch.snapshot import EngineSeen, Evidence, Phase, Snapshot, State
+from closeranks.watch.tracks import Key, Track, advance
+from closeranks.watch.view import View
+
+GONE_KEPT_S = 600.0
+"""An engine that ended as wanted is remembered for so long."""
+
+
+class Past(msgspec.Struct, frozen=True):
+    """What is remembered of one engine besides its tracks."""
+
+    engine: EngineSeen
+    seen: float
+    """When it was last among the processes."""
+    born: float
+    """When this life was first seen."""
+    proved: bool = False
+    """Its confirmation rests on a proof."""
+    supported: float = -1e9
+    """When a suspicion last had a sign."""
+    moving: float | None = None
+    """Since when it shows signs of life without a break."""
+    ended: float | None = None
+    """When its log first said that it ends."""
+    pace_s: float | None = None
+    """The longest time for which held requests did not advance and then did; also what passed before we looked."""
+    stall_s: float = 0.0
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Everything between two looks."""
+
+    at: float | None = None
+    tracks: Mapping[Key, Track] = {}
+    past: Mapping[str, Past] = {}
+    states: Mapping[str, State] = {}
+
+
+def step(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> Memory:
+    """The memory after one more look; the states are in it."""
+    tracks = advance(memory.tracks, snapshot, memory.at)
+    past: dict[str, Past] = {}
+    states: dict[str, State] = {}
+    for engine in snapshot.engines:
+        old = memory.past.get(engine.name)
+        view = View(engine, snapshot, tracks, memory.states)
+        reborn = old is not None and _replaced(old.engine, engine)
+        before = None if reborn else memory.states.get(engine.name)
+        own = _past(view, None if reborn else old, limits)
+        phase, why, own = _judge(view, own, before, limits)
+        past[engine.name] = own
+        states[engine.name] = _state(engine.name, phase, why, before, snapshot.at, view.blind())
+    for name, old in memory.past.items():
+        if name not in past and (left := _gone(old, memory.states.get(name), snapshot.at, limits)) is not None:
+            past[name], states[name] = old, left
+    return Memory(snapshot.at, tracks, past, states)
+
+
+def urgent(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> frozenset[str]:
+    """Engines worth reading more often: suspects, and those whose main threads have begun to stand."""
+    found = {name for name, state in memory.states.items() if state.phase == "suspect"}
+    for engine in snapshot.engines:
+        view = View(engine, snapshot, memory.tracks, memory.states)
+        unheard = view.says("http", "accepts") and not view.says("http", "answers")
+        if unheard or (engine.kind != "vllm" and rules.still_s(view) >= limits.still_s / 2):
+            found.add(engine.name)
+    return frozenset(found)
+
+
+def _replaced(old: EngineSeen, new: EngineSeen) -> bool:
+    """Whether another life began: another launcher or leader, or not one process in common."""
+    heads = [next((p for p in e.procs if p.role in ("launcher", "leader")), None) for e in (old, new)]
+    if heads[0] is not None and heads[1] is not None:
+        return (heads[0].pid, heads[0].start_time) != (heads[1].pid, heads[1].start_time)
+    return not old.life & new.life
+
+
+def _past(view: View, old: Past | None, limits: Limits) -> Past:
+    at = view.snapshot.at
+    if old is None:
+        return Past(view.engine, at, at)
+    ended = old.ended if old.ended is not None else at if rules.ending(view) else None
+    moving = (old.moving if old.moving is not None else at) if rules.alive(view) else None
+    stall = rules.stalled_s(view)
+    pace = old.pace_s
+    if pace is None and view.busy():  # nothing is known of the time before our first look but how long it was
+        pace = min(max(float(t.value) for t in view.busy()), limits.stalled_unseen_s)
+    if stall < old.stall_s and pace is not None:
+        pace = max(pace, old.stall_s)
+    return msgspec.structs.replace(
+        old, engine=view.engine, seen=at, ended=ended, moving=moving, pace_s=pace, stall_s=stall
+    )
+
+
+def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple[Phase, tuple[Evidence, ...], Past]:
+    at = view.snapshot.at
+    if own.ended is not None and at - own.ended <= limits.ending_s:
+        return "excluded", (Evidence("log", None, "it is being ended: its log says so"),), own
+    proofs = rules.proofs(view, limits)
+    if proofs:
+        return "confirmed", proofs, msgspec.structs.replace(own, proved=True)
+    if before is not None and before.phase == "confirmed":
+        moved = own.moving is not None and at - own.moving >= limits.again_s
+        if own.proved or not moved:
+            return "confirmed", before.why, own
+    back = rules.held_back(view)
+    if back:
+        return "excluded", back, own
+    found = [s for s in rules.suspicions(view, limits, own.pace_s) if s.signs]
+    sure = next((s for s in found if s.enough and not s.excluded), None)
+    if sure is not None:
+        return "confirmed", sure.signs, msgspec.structs.replace(own, proved=False)
+    maybe = next((s for s in found if s.open), None)
+    if maybe is not None:
+        return "suspect", maybe.signs, msgspec.structs.replace(own, supported=at)
+    if found:
+        return "excluded", found[0].excluded, own
+    if before is not None and before.phase == "suspect" and at - own.supported < limits.clear_s:
+        return "suspect", before.why, own
+    if rules.paused(view):
+        return "excluded", (rules.PAUSED,), own
+    signs = rules.alive(view)
+    return ("healthy", signs, own) if signs else ("blind", _nothing(view), own)
+
+
+def _nothing(view: View) -> tuple[Evidence, ...]:
+    """Why nothing can be said of an engine."""
+    if view.blind():
+        return (Evidence("proc", None, "no sign of life and none of a fault: " + "; ".join(view.blind())[:300]),)
+    return (Evidence("proc", None, "no sign of life and none of a fault yet"),)
+
+
+def _gone(old: Past, state: State | None, at: float, limits: Limits) -> State | None:
+    """The state of an engine of which no process is left; None: it is forgotten."""
+    away = at - old.seen
+    if state is None or away > GONE_KEPT_S:
+        return None
+    if state.phase == "confirmed":
+        return state
+    if old.ended is not None:
+        why = (Evidence("log", None, "it has ended, as its log says it was asked to"),)
+        return _state(old.engine.name, "excluded", why, state, at, ())
+    if away < limits.gone_s:
+        why = (Evidence("proc", None, "all its processes are gone, and nothing says why"),)
+        return _state(old.engine.name, "suspect", why, state, at, ())
+    why = (Evidence("proc", None, f"all its processes are gone for {away:.0f} s; nothing said that this was wanted"),)
+    return _state(old.engine.name, "confirmed", why, state, at, ())
+
+
+def _state(
+    name: str, phase: Phase, why: tuple[Evidence, ...], before: State | None, at: float, blind: tuple[str, ...]
+) -> State:
+    since = before.since if before is not None and before.phase == phase else at
+    return State(name, phase, why, since, blind)

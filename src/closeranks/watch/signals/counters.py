@@ -1,0 +1,164 @@
+"""Counters and gauges of `/metrics`: SGLang's, vLLM's. Only named lines are read; a page has thousands.
+
+The best sign of life over HTTP is SGLang's `scheduler_stage_seconds_total`, per rank: in every live loop it grows by
+about the wall time, in a wedged one by nothing on all ranks.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+
+from closeranks.watch.signals import Readings
+from closeranks.watch.signals.fetch import Answer, Client
+from closeranks.watch.snapshot import Blind, EngineSeen, Values
+from closeranks.watch.snapshot import Signal as SignalName
+
+# metric → field; several series of one name are summed
+_SGLANG = {
+    "generation_tokens_total": "tokens",
+    "prompt_tokens_total": "prompted",
+    "num_requests_total": "finished",
+    "num_running_reqs": "running",
+    "num_queue_reqs": "waiting",
+    "num_paused_reqs": "paused",
+    "num_prefill_bootstrap_queue_reqs": "bootstrap",
+    "num_prefill_inflight_queue_reqs": "inflight",
+    "num_decode_prealloc_queue_reqs": "prealloc",
+    "num_decode_transfer_queue_reqs": "transfer",
+    "num_retracted_reqs": "retracted",
+}
+_VLLM = {
+    "generation_tokens_total": "tokens",
+    "prompt_tokens_total": "prompted",
+    "request_success_total": "finished",
+    "num_requests_running": "running",
+    "num_requests_waiting": "waiting",
+}
+QUEUES = ("bootstrap", "inflight", "prealloc", "transfer")
+_LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
+KEPT_BODIES = 4
+KEPT_BYTES = 2 << 20
+
+
+def parse(body: bytes) -> dict[str, float]:
+    """The named values of a page. SGLang's stage seconds are `busy_<rank>`, its idle seconds `idle_<rank>`.
+
+    The gauges and counters of an engine's ranks repeat each other, so the highest rank's value counts once; those of
+    data-parallel replicas are summed.
+    """
+    single: dict[tuple[str, bytes], float] = {}
+    found: dict[str, float] = {}
+    for line in body.splitlines():
+        if line.startswith(b"sglang:"):
+            table, rest = _SGLANG, line[7:]
+        elif line.startswith(b"vllm:"):
+            table, rest = _VLLM, line[5:]
+        else:
+            continue
+        cut = rest.find(b"{")
+        name = rest[: cut if cut >= 0 else rest.find(b" ")].decode("ascii", "replace")
+        field = table.get(name)
+        stage = name in ("scheduler_stage_seconds_total", "scheduler_idle_seconds_total")
+        if field is None and not (stage and table is _SGLANG) and name != "num_requests_kv_fetch_by_stage":
+            continue
+        end = rest.rfind(b"}")
+        try:
+            value = float(rest[end + 1 :].split()[0] if end >= 0 else rest.split()[1])
+        except (ValueError, IndexError):
+            continue
+        labels = dict(_LABEL.findall(rest[cut : end + 1])) if cut >= 0 else {}
+        if stage:
+            rank = b"_".join(labels[k] for k in (b"dp_rank", b"pp_rank", b"tp_rank") if k in labels).decode(
+                errors="replace"
+            )
+            key = ("busy_" if "stage" in name else "idle_") + (rank or "0")
+            found[key] = found.get(key, 0.0) + value
+        elif field is None:
+            found["transfer"] = found.get("transfer", 0.0) + (
+                0.0 if labels.get(b"stage", b"")[:9] == b"completed" else value
+            )
+        else:
+            group = labels.get(b"dp_rank", b"") + labels.get(b"engine", b"") + labels.get(b"finished_reason", b"")
+            single[field, group] = max(single.get((field, group), 0.0), value)
+    for (field, _), value in single.items():
+        found[field] = found.get(field, 0.0) + value
+    return found
+
+
+def held(values: dict[str, float]) -> bool:
+    """Whether requests are in the engine: running, waiting, or on the way between two engines."""
+    return any(values.get(name, 0) > 0 for name in ("running", "waiting", *QUEUES))
+
+
+class CountersSignal:
+    """Key: engine. Also keeps the last pages as they came, with their times, for a bundle."""
+
+    name: SignalName = "counters"
+    every_s = 2.0
+    limit_s = 8.0
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.pages: dict[str, list[tuple[float, bytes]]] = {}
+        """Engine → its last pages, (epoch seconds, body), oldest first."""
+        self.answers: dict[str, tuple[float, Answer]] = {}
+        """Engine → when and how its server answered last; the `http` signal is read from here."""
+
+    async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
+        """One page per engine, all at once."""
+        ours = [e for e in engines if e.kind != "closeranks"]
+        return dict(await asyncio.gather(*(self._one(engine) for engine in ours)))
+
+    async def _one(self, engine: EngineSeen) -> tuple[str, Values | Blind]:
+        if engine.url is None:
+            return engine.name, Blind("its address is not known: give --url")
+        answer = await self._client.get(f"{engine.url}/metrics")
+        at = time.monotonic()
+        self.answers[engine.name] = (at, answer)
+        if not answer.ok:
+            hint = ": start the engine with --enable-metrics" if answer.status == 404 else ""
+            return engine.name, Blind(f"/metrics: {answer.said}{hint}")
+        self.keep(engine.name, answer.body)
+        values = parse(answer.body)
+        if not values:
+            return engine.name, Blind("/metrics has none of the known names")
+        return engine.name, {**values, "held": held(values), "at": at}
+
+    def keep(self, name: str, body: bytes) -> None:
+        """Remember a page for a bundle."""
+        pages = self.pages.setdefault(name, [])
+        pages.append((time.time(), body[:KEPT_BYTES]))
+        del pages[:-KEPT_BODIES]
+
+
+class HttpSignal:
+    """Whether the port accepts, and whether it answers. Asks nothing of its own: `counters` has just asked."""
+
+    name: SignalName = "http"
+    every_s = 1.0
+    limit_s = 2.0
+
+    def __init__(self, counters: CountersSignal) -> None:
+        self._counters = counters
+
+    async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
+        """Of the last request to each engine."""
+        found: Readings = {}
+        for engine in engines:
+            last = self._counters.answers.get(engine.name)
+            if last is None:
+                if engine.kind != "closeranks":
+                    found[engine.name] = Blind(
+                        "not asked yet" if engine.url else "its address is not known: give --url"
+                    )
+                continue
+            at, answer = last
+            found[engine.name] = {
+                "at": at,
+                "accepts": answer.accepted,
+                "answers": answer.status > 0,
+                "status": float(answer.status),
+                "said": answer.said,
+            }
+        return found

@@ -1,0 +1,71 @@
+"""SGLang's `/v1/loads`. Only `loads[].timestamp` is the scheduler's heartbeat; the outer one is the answer's time.
+
+Both are of the same clock, so their difference is an age without using ours. A healthy saturated pair shows ages up
+to the publishing interval (15 s).
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from closeranks.watch.signals import Readings
+from closeranks.watch.signals.fetch import Client
+from closeranks.watch.snapshot import Blind, EngineSeen, Values
+from closeranks.watch.snapshot import Signal as SignalName
+
+_QUEUES = {
+    "prefill_bootstrap_queue_reqs": "bootstrap",
+    "prefill_inflight_queue_reqs": "inflight",
+    "decode_prealloc_queue_reqs": "prealloc",
+    "decode_transfer_queue_reqs": "transfer",
+}
+
+
+def parse(body: bytes) -> dict[str, float] | None:
+    """Values of an answer: `heartbeat` and `age` of the oldest scheduler in seconds, requests and queues summed.
+
+    None when it is no such answer.
+    """
+    try:
+        answer: Any = msgspec.json.decode(body)
+        loads = answer["loads"]
+        beats = [float(load["timestamp"]) for load in loads]
+        found = {"heartbeat": min(beats), "age": float(answer["timestamp"]) - min(beats)}
+        found["running"] = sum(float(load.get("num_running_reqs", 0)) for load in loads)
+        found["waiting"] = sum(float(load.get("num_waiting_reqs", 0)) for load in loads)
+        for name, field in _QUEUES.items():
+            queues = [load.get("disaggregation") or {} for load in loads]
+            if any(name in queue for queue in queues):
+                found[field] = sum(float(queue.get(name, 0)) for queue in queues)
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return found
+
+
+class LoadsSignal:
+    """Key: engine."""
+
+    name: SignalName = "loads"
+    every_s = 3.0
+    limit_s = 8.0
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.bodies: dict[str, bytes] = {}
+
+    async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
+        """SGLang engines only."""
+        return dict(await asyncio.gather(*(self._one(e) for e in engines if e.kind == "sglang")))
+
+    async def _one(self, engine: EngineSeen) -> tuple[str, Values | Blind]:
+        if engine.url is None:
+            return engine.name, Blind("its address is not known: give --url")
+        answer = await self._client.get(f"{engine.url}/v1/loads")
+        values = parse(answer.body) if answer.ok else None
+        if values is None:
+            return engine.name, Blind(f"/v1/loads: {answer.said if not answer.ok else 'not the known form'}")
+        self.bodies[engine.name] = answer.body
+        return engine.name, {**values, "at": time.monotonic()}

@@ -1,0 +1,190 @@
+"""The engine's log, followed line by line. A raised error there is proof; most other lines only say what is going on.
+
+Lines are searched for fixed texts; nothing of a line is kept but which text it held and the names of threads.
+"""
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Sequence
+
+from closeranks.watch.signals import Readings
+from closeranks.watch.snapshot import Blind, EngineSeen, Values
+from closeranks.watch.snapshot import Signal as SignalName
+
+FIRST_BYTES = 1 << 20
+LOOK_BYTES = 4 << 20
+"""Read at most so much at a look; what a flood wrote beyond it is skipped and said."""
+
+_STARTS = (b"server_args=ServerArgs", b"vLLM API server version", b"non-default args")
+_READY = (
+    b"The server is fired up and ready to roll",
+    b"Application startup complete",
+    b"throughput (token/s)",
+    b"Avg generation throughput",
+)
+_ENDS = (b"SIGTERM received", b"Gracefully exiting", b"INFO:     Shutting down", b"Waiting for application shutdown")
+_PAUSES = (b"Generation paused by pause_generation", b"/pause_generation HTTP", b"POST /pause HTTP", b"POST /sleep")
+_RESUMES = (b"Generation continued", b"/continue_generation HTTP", b"POST /resume HTTP", b"POST /wake_up")
+_UPDATES = (b"update_weights_from", b"Update engine weights", b"release_memory_occupation")
+_UPDATED = (b"Update weights end", b"weights updated", b"resume_memory_occupation", b"throughput (token/s)")
+_CRASHES: dict[bytes, str] = {
+    b"Scheduler hit an exception": "the scheduler raised an exception",
+    b"crashed with exit code": "a child process crashed",
+    b"EngineCore encountered a fatal error": "EngineCore raised a fatal error",
+    b"EngineCore failed to start": "EngineCore failed to start",
+    b"EngineCore died unexpectedly": "EngineCore died",
+    b"died unexpectedly, shutting down": "a worker process died",
+    b"EngineDeadError": "the engine is dead by its own account",
+    b"Scheduler watchdog timeout": "the scheduler's own watchdog fired",
+    b"RPC call to execute_model timed out": "a worker did not answer within the engine's own limit",
+    b"Hang detected after": "the engine's own hang detector fired",
+    b"Found rank divergence": "ranks disagree by the engine's own check",
+    b"Watchdog caught collective operation timeout": "a collective ran into its time limit",
+    b"Fatal Python error": "the interpreter ended by a fatal error",
+}
+_THREAD = re.compile(rb"Exception in thread (?:Thread-\d+ \()?([\w:.-]{1,60})")
+_HELPERS = re.compile(
+    rb"^(bootstrap_thread|transfer_worker|decode_listener_thread|decode_thread|prefetch_\w+|backup_thread_func"
+    rb"|process_(?:input|output)_sockets|\w*(?:nixl|mooncake|handshake|kv_)\w*)$",
+    re.I,
+)
+
+
+class Followed:
+    """One engine's log: position in its file, and what it has said in this life."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = tuple(paths)
+        self.files: dict[str, tuple[int, int]] = {}
+        """Path → (inode, position)."""
+        self.rest: dict[str, bytes] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A new life of the engine: nothing has been said yet."""
+        self.ready = self.ending = self.paused = self.updating = False
+        self.crash = self.thread = ""
+        self.lines = 0
+        self.skipped = 0
+        self.last = time.monotonic()
+
+    def look(self) -> None:
+        """Read what is new. Raises OSError when no file can be read."""
+        errors: list[OSError] = []
+        for path in self.paths:
+            try:
+                self._file(path)
+            except OSError as error:
+                errors.append(error)
+        if errors and len(errors) == len(self.paths):
+            raise errors[0]
+
+    def _file(self, path: str) -> None:
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            inode, position = self.files.get(path, (info.st_ino, max(0, info.st_size - FIRST_BYTES)))
+            if inode != info.st_ino or info.st_size < position:  # rotated, or cut
+                position = 0
+            if info.st_size - position > LOOK_BYTES:
+                self.skipped += info.st_size - position - LOOK_BYTES
+                position = info.st_size - LOOK_BYTES
+            file.seek(position)
+            data = file.read(LOOK_BYTES)
+            self.files[path] = (info.st_ino, position + len(data))
+        if not data:
+            return
+        *lines, rest = (self.rest.get(path, b"") + data).split(b"\n")
+        self.rest[path] = rest[-65536:]
+        self.last = time.monotonic()
+        for line in lines:
+            self.line(line)
+
+    def line(self, line: bytes) -> None:
+        """Take in one line."""
+        self.lines += 1
+        if any(text in line for text in _STARTS):
+            self.begin()
+            return
+        if any(text in line for text in _READY):
+            self.ready = True
+            self.updating = self.updating and not any(text in line for text in _UPDATED)
+            if b"throughput" in line:
+                return
+        if any(text in line for text in _ENDS):
+            self.ending = True
+        if any(text in line for text in _PAUSES):
+            self.paused = True
+        elif any(text in line for text in _RESUMES):
+            self.paused = False
+        if any(text in line for text in _UPDATES):
+            self.updating = True
+        elif any(text in line for text in _UPDATED):
+            self.updating = False
+        if not self.ending and not self.crash:
+            self.crash = next((said for text, said in _CRASHES.items() if text in line), "")
+        found = _THREAD.search(line) if b"Exception in thread" in line else None
+        if found and _HELPERS.search(found[1]) and not self.ending:
+            self.thread = found[1].decode("ascii", "replace")
+
+    def values(self) -> Values:
+        """What has been said in this life."""
+        now = time.monotonic()
+        return {
+            "at": now,
+            "ready": self.ready,
+            "ending": self.ending,
+            "paused": self.paused,
+            "updating": self.updating,
+            "crash": self.crash,
+            "thread": self.thread,
+            "lines": float(self.lines),
+            "skipped": float(self.skipped),
+        }
+
+
+class LogSignal:
+    """Key: engine."""
+
+    name: SignalName = "log"
+    every_s = 1.0
+    limit_s = 5.0
+
+    def __init__(self, given: dict[str, str] | None = None) -> None:
+        self._given = given or {}
+        self._followed: dict[str, tuple[object, Followed]] = {}
+
+    def paths(self, engine: EngineSeen) -> tuple[str, ...]:
+        """The log files of an engine: given by flag, else those behind its standard output and error."""
+        given = self._given.get(engine.name)
+        return (given,) if given else engine.logs
+
+    async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
+        """In a thread: a log may lie on a file system that hangs."""
+        return await asyncio.to_thread(self.read_now, engines)
+
+    def read_now(self, engines: Sequence[EngineSeen]) -> Readings:
+        """The reading itself; blocking."""
+        found: Readings = {}
+        for engine in engines:
+            paths = self.paths(engine)
+            if not paths:
+                found[engine.name] = Blind(f"its output goes to no file: give --log {engine.name}=FILE")
+                continue
+            head = engine.launcher or engine.procs[0]
+            life = (head.pid, head.start_time)
+            old = self._followed.get(engine.name)
+            if old is None or old[1].paths != paths:
+                old = (life, Followed(paths))
+            elif old[0] != life:
+                old[1].begin()
+                old = (life, old[1])
+            self._followed[engine.name] = old
+            try:
+                old[1].look()
+            except OSError as error:
+                found[engine.name] = Blind(f"{error.filename or 'its log'}: {error.strerror}")
+                continue
+            found[engine.name] = old[1].values()
+        return found

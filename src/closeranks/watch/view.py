@@ -1,0 +1,94 @@
+"""One engine in one look, with what its values did before: the questions that rules ask."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from closeranks.watch.snapshot import Blind, EngineSeen, Proc, Signal, Snapshot, State, Values
+from closeranks.watch.tracks import Key, Track
+
+FRESH_S = 12.0
+"""An older reading says nothing about now."""
+
+
+@dataclass(frozen=True)
+class View:
+    """`states` are those of the look before, of all engines."""
+
+    engine: EngineSeen
+    snapshot: Snapshot
+    tracks: Mapping[Key, Track]
+    states: Mapping[str, State]
+
+    def values(self, signal: Signal, key: str = "") -> Values | None:
+        """The reading, None when it is blind, old or not there."""
+        found = self.snapshot.readings.get(signal, {}).get(key or self.engine.name)
+        if found is None or isinstance(found, Blind):
+            return None
+        return found if self.snapshot.at - float(found.get("at", self.snapshot.at)) <= FRESH_S else None
+
+    def number(self, signal: Signal, field: str) -> float | None:
+        """A number of the engine's reading."""
+        values = self.values(signal)
+        value = values.get(field) if values is not None else None
+        return float(value) if isinstance(value, float | int) else None
+
+    def text(self, signal: Signal, field: str, key: str = "") -> str:
+        """A text of a reading, empty without one."""
+        values = self.values(signal, key)
+        return str(values.get(field, "")) if values is not None else ""
+
+    def says(self, signal: Signal, field: str, key: str = "") -> bool:
+        """Whether a flag of a reading is set."""
+        values = self.values(signal, key)
+        return values is not None and values.get(field) is True
+
+    def track(self, signal: Signal, field: str, key: str = "") -> Track | None:
+        """What a value did; None unless its newest reading is fresh."""
+        found = self.tracks.get((signal, key or self.engine.name, field))
+        return found if found is not None and self.snapshot.at - found.last <= FRESH_S else None
+
+    def flat_s(self, signal: Signal, field: str, key: str = "") -> float:
+        """For how long a value has stood; 0 when nothing is known of it."""
+        found = self.track(signal, field, key)
+        return found.flat_s if found is not None else 0.0
+
+    def proc(self, process: Proc) -> Values | None:
+        """The /proc reading of one process."""
+        return self.values("proc", f"{self.engine.name}/{process.label}")
+
+    def proc_track(self, process: Proc, field: str) -> Track | None:
+        return self.track("proc", field, f"{self.engine.name}/{process.label}")
+
+    def busy(self) -> list[Track]:
+        """The ranks' stage seconds (SGLang), which every turn of a loop makes grow."""
+        return [
+            track
+            for (signal, key, field), track in self.tracks.items()
+            if signal == "counters" and key == self.engine.name and field.startswith("busy_")
+            if self.snapshot.at - track.last <= FRESH_S
+        ]
+
+    def peers(self) -> Iterator["View"]:
+        """The other engines that this one may hand requests to or get them from."""
+        for other in self.snapshot.engines:
+            if (
+                other.name != self.engine.name
+                and other.kind == self.engine.kind
+                and "both"
+                not in (
+                    other.role,
+                    self.engine.role,
+                )
+                and other.role != self.engine.role
+            ):
+                yield View(other, self.snapshot, self.tracks, self.states)
+
+    def blind(self) -> tuple[str, ...]:
+        """Signals that give nothing for this engine, with the reason."""
+        found = []
+        for signal, readings in sorted(self.snapshot.readings.items()):
+            own = [v for k, v in readings.items() if k.partition("/")[0] == self.engine.name]
+            reasons = [v.reason for v in own if isinstance(v, Blind)]
+            if own and len(reasons) == len(own):
+                found.append(f"{signal}: {reasons[0]}")
+        return tuple(found)
