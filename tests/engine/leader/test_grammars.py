@@ -8,7 +8,7 @@ from closeranks.engine.leader import grammars as module
 from closeranks.engine.leader import snapshot
 from closeranks.engine.leader.log import Writer
 from closeranks.engine.leader.replay import replay
-from closeranks.protocol import Abort, Attach, Compiled
+from closeranks.protocol import Abort, Attach, Compiled, RankFault
 from tests.engine.leader.drive import Driven
 from tests.engine.leader.stand_in import continuation
 
@@ -114,6 +114,16 @@ def test_what_nobody_uses_goes_beyond_a_size(monkeypatch: pytest.MonkeyPatch) ->
     engine.submit(9, 5, 2, grammar="ebnf:1")
     assert (engine.orders[-1].number, engine.orders[-1].grammar) == (6, "ebnf:1")
     assert len(engine.desk.grammars.known) == len(engine.desk.grammars.numbers) == 3
+
+
+def test_nothing_follows_from_a_grammar_after_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_BYTES", 0)
+    engine = Driven()
+    engine.submit(1, 5, 2, grammar="ebnf:1")
+    engine.rank(RankFault(1, 0, "ValueError", "no"))
+    orders = list(engine.orders)
+    compiled(engine, 1)
+    assert engine.orders == orders, "not even the order to drop what nobody uses any more"
 
 
 def test_decode_grants_and_prefill_computes_after_compiling() -> None:

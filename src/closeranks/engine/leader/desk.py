@@ -135,7 +135,8 @@ class Desk:
             if isinstance(message, Compiled):
                 if message.rank != 0 or message.epoch != self.epoch:
                     return  # the sampling rank alone compiles
-                self.grammars.compiled(message, now)
+                if self.leader.state != "faulted":  # else its order to drop others would follow the fault
+                    self.grammars.compiled(message, now)
             self.handle(RankSaid(now, message))
 
     def from_gateway(self, gateway: str, message: ToEngine, now: float) -> None:
