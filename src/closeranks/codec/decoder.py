@@ -14,6 +14,9 @@ from closeranks.codec.offer import Offer
 from closeranks.codec.policy import DEFAULT, Policy
 from closeranks.codec.values import Values
 
+# looking up a member costs as much as the rest of a decision
+_STRING, _JSON, _CONTENT, _REASONING = State.STRING, State.JSON, State.CONTENT, State.REASONING
+
 PIECE = 4096  # longer input is taken in pieces of this size, which bounds every copy of the buffer
 
 
@@ -163,15 +166,15 @@ class Decoder(Values):
     def _fast(self, data: str) -> list[Event] | None:
         """The common case: nothing is held, and nothing in `data` could begin a marker or change a decision."""
         state = self._state
-        if state is State.STRING:
+        if state is _STRING:
             if self._calls.streaming and self._value_suspect(data) is None and data[-1] != "\n":
                 return [ToolCallArguments(self._calls.index, encode_basestring(data)[1:-1])]
-        elif state is State.CONTENT or state is State.REASONING:
+        elif state is _CONTENT or state is _REASONING:
             if self._suspect(data) is None and not self._guard[state] and not self._joint:
                 self._quoting[state].plain(data)
                 self._tail = ""
-                return [Content(data) if state is State.CONTENT else Reasoning(data)]
-        elif state is State.JSON and (value := self._calls.direct) is not None and self._value_suspect(data) is None:
+                return [Content(data) if state is _CONTENT else Reasoning(data)]
+        elif state is _JSON and (value := self._calls.direct) is not None and self._value_suspect(data) is None:
             sent = value.feed(data)
             out: list[Event] = [ToolCallArguments(self._calls.index, sent)] if sent else []
             if value.rejected:

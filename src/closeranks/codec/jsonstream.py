@@ -18,13 +18,22 @@ import re
 from json.encoder import encode_basestring
 
 MAX_DEPTH = 128  # deeper nesting breaks the value: most JSON readers recurse
+MAX_PENDING = 2048  # most white space and key that wait for a value
 MAX_SCALAR = 1024  # longest held number, word or key; many readers refuse integers of more than 4300 digits
 
 _SPACES = frozenset(" \t\n\r")
+_OPENERS = frozenset("{[")
+_KEYS = frozenset({"key", "first_key"})
+_VALUES = frozenset({"value", "first"})
+_QUOTED = _KEYS | _VALUES
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_scalar = re.compile(
+    r"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null)(?![A-Za-z0-9+\-.])"
+).match
 _LONE_WORD = re.compile(r"[ \t\n\r]*[A-Za-z0-9+\-.]*[ \t\n\r]*")
 _WORD = re.compile(r"[A-Za-z0-9+\-.]*")
+_special = re.compile(r'["\\\x00-\x1f]').search
 _SPAN = re.compile(r'[^"\\\x00-\x1f]*')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})')
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
@@ -136,7 +145,8 @@ class JsonStream:
 
     def _fail(self, text: str) -> str:
         """What is pending and `text` is not JSON here."""
-        text, self._pending, self._held = self._pending + text, "", ""
+        text, self._pending, self._held, self._key = self._pending + text, "", "", ""
+        self._expect = "done"
         if not self._sent:
             self.raw = True
             return '"' + string_body(text)
@@ -168,47 +178,85 @@ class JsonStream:
         self._after_value()
 
     def _scan(self, text: str, final: bool) -> str:
-        """Run the grammar over `text`, which begins with what was held."""
+        """Run the grammar over `text`, which begins with what was held. What JSON consists of mostly is taken in runs
+        here: text up to a quote, white space, separators, scalars; the rest is for `_escapes` and `_token`."""
         self._held = ""
         out: list[str] = []
         at, end = 0, len(text)
-        while True:
-            if self._expect == "string":
-                at = self._string(text, at, final, out)
-            elif self._expect == "key_string":
-                piece: list[str] = []
-                at = self._string(text, at, final, piece)
-                self._key += "".join(piece)
-                if len(self._key) > MAX_SCALAR:
-                    return "".join(out) + self._fail('"' + self._key + text[at:])
-                if self._expect == "next":  # the key's closing quote was read
-                    self._end_key()
-            elif self._expect == "start":
-                at = self._start(text, final, out)
-                if at < 0:
-                    return "".join(out)
-            else:
-                stop = at
-                if text[at : at + 1] in _SPACES:
-                    space = _SPACE.match(text, at)
-                    stop = space.end() if space else at
-                if stop > at:
-                    if self._expect == "next":
-                        out.append(text[at:stop])
-                    elif self._expect != "done":
-                        if len(self._pending) > 2 * MAX_SCALAR:  # white space without end
-                            return "".join(out) + self._fail(text[at:])
-                        self._pending += text[at:stop]
-                    at = stop
-                if at == end:
+        if self._expect == "start":
+            at = self._start(text, final, out)
+            if at < 0:
+                return "".join(out)
+        while at < end:
+            expect = self._expect
+            if expect == "string" or expect == "key_string":
+                found = _special(text, at)
+                stop = found.start() if found else end
+                inside = text[at:stop]
+                if stop < end and text[stop] != '"':
+                    pieces: list[str] = []
+                    stop = self._escapes(text, at, final, pieces)
+                    inside = "".join(pieces)
+                at = stop + 1
+                if expect == "string":
+                    out.append(inside)
+                    if stop < end:
+                        out.append('"')
+                        self._after_value()
+                else:
+                    self._key += inside
+                    if len(self._key) > MAX_SCALAR:
+                        return "".join(out) + self._fail(f'"{self._key}{self._held}{text[stop:]}')
+                    if stop < end:
+                        self._end_key()
+                continue
+            char = text[at]
+            if char in _SPACES:
+                space = _SPACE.match(text, at)
+                stop = space.end() if space else at
+                if expect == "next":
+                    out.append(text[at:stop])
+                elif expect != "done":
+                    self._pending += text[at:stop]
+                    if len(self._pending) > MAX_PENDING:  # white space without end
+                        return "".join(out) + self._fail(text[stop:])
+                at = stop
+            elif expect == "next" and char == ",":
+                self._pending = ", " if text[at + 1 : at + 2] == " " else ","
+                self._expect = "key" if self._stack[-1] == "}" else "value"
+                at += len(self._pending)
+            elif expect == "next" and char == self._stack[-1] and len(self._stack) > 1:
+                out.append(self._stack.pop())
+                at += 1
+            elif char == '"' and expect in _QUOTED:
+                if expect in _KEYS:
+                    self._expect = "key_string"
+                else:
+                    out.append(self._begin('"'))
+                    self._expect = "string"
+                at += 1
+            elif expect == "colon" and char == ":":
+                colon = ": " if text[at + 1 : at + 2] == " " else ":"
+                self._pending += colon
+                self._expect = "value"
+                at += len(colon)
+                if len(self._pending) > MAX_PENDING and len(colon) > 1:
+                    return "".join(out) + self._fail(text[at:])
+            elif expect in _VALUES and char in _OPENERS and len(self._stack) < MAX_DEPTH:
+                out.append(self._begin(char))
+                self._open(char)
+                at += 1
+            elif expect in _VALUES and (whole := _scalar(text, at)) and whole.end() - at <= MAX_SCALAR:
+                if whole.end() == end and not final:
+                    self._held = whole.group()
                     break
+                out.append(self._begin(whole.group()))
+                self._expect = "next"
+                at = whole.end()
+            else:
                 at = self._token(text, at, final, out)
                 if at < 0:
-                    return "".join(out)
-            if at >= end:
-                break
-            if self._held:
-                break
+                    break
         return "".join(out)
 
     def _start(self, text: str, final: bool, out: list[str]) -> int:
@@ -216,6 +264,9 @@ class JsonStream:
         space = _SPACE.match(text)
         at = space.end() if space else 0
         first = text[at : at + 1]
+        if at > MAX_SCALAR:  # white space without end
+            out.append(self._fail(text))
+            return -1
         if first in ("{", "["):
             self._pending = text[: at + 1]
             self._open(first)
@@ -242,40 +293,20 @@ class JsonStream:
         """One token outside strings, at a character that is not white space. -1: failed, or waits for more."""
         expect, char = self._expect, text[at]
         if expect == "next":
-            if char == ",":
-                self._pending = ","
-                self._expect = "key" if self._stack[-1] == "}" else "value"
-                return at + 1
             if char == self._stack[-1]:
                 self._close(out)
                 return at + 1
-        elif expect in ("value", "first"):
-            if char == '"':
-                out.append(self._begin('"'))
-                self._expect = "string"
-                return at + 1
-            if char in "{[" and len(self._stack) < MAX_DEPTH:
-                out.append(self._begin(char))
-                self._open(char)
-                return at + 1
+        elif expect in _VALUES:
             if char == "]" == self._stack[-1] and ":" not in self._pending[-1:]:
                 self._drop_comma()
                 self._close(out)
                 return at + 1
             return self._word(text, at, final, out)
-        elif expect in ("key", "first_key"):
-            if char == '"':
-                self._key = ""
-                self._expect = "key_string"
-                return at + 1
+        elif expect in _KEYS:
             if char == "}":
                 self._drop_comma()
                 self._close(out)
                 return at + 1
-        elif expect == "colon" and char == ":":
-            self._pending += ":"
-            self._expect = "value"
-            return at + 1
         elif expect == "done":
             self.broken = True  # whole, but something follows
             self.rejected = text[at:]
@@ -312,28 +343,20 @@ class JsonStream:
         self._key = ""
         self._expect = "colon"
 
-    def _string(self, text: str, at: int, final: bool, out: list[str]) -> int:
-        """The inside of a string up to its closing quote or the end of `text`; returns where it stopped."""
+    def _escapes(self, text: str, at: int, final: bool, out: list[str]) -> int:
+        """The inside of a string that holds escapes or controls, up to its closing quote, to what is held of a begun
+        escape, or to the end of `text`; returns where it stopped."""
         end = len(text)
-        is_key = self._expect == "key_string"
-        while True:
-            span = _SPAN.match(text, at)
-            stop = span.end() if span else at
+        while at < end:
+            found = _special(text, at)
+            stop = found.start() if found else end
             if stop > at:
                 out.append(text[at:stop])
                 at = stop
-            if at == end:
+            if at == end or text[at] == '"':
                 return at
-            char = text[at]
-            if char == '"':
-                if is_key:
-                    self._expect = "next"
-                else:
-                    out.append('"')
-                    self._after_value()
-                return at + 1
-            if char != "\\":
-                out.append(string_body(char))
+            if text[at] != "\\":
+                out.append(string_body(text[at]))
                 at += 1
                 continue
             escape = _PAIR.match(text, at) or _ESCAPE.match(text, at)
@@ -349,3 +372,4 @@ class JsonStream:
             else:
                 out.append("\\\\")
                 at += 1
+        return end
