@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # as the ranks of a served engine have it; before torch loads
+os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # as the ranks of a served engine have it; before torch loads
 
 import numpy as np
 import torch
