@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further seed after so long")
     parser.add_argument("--calm", action="store_true", help="without loss, damage and faults")
     parser.add_argument("--coverage", action="store_true", help="print the tables of (state, event) pairs")
+    parser.add_argument("--markdown", action="store_true", help="with --coverage: the tables in Markdown, too")
     parser.add_argument("--least", type=int, default=100, help="how often each possible pair should be met")
     parser.add_argument("--shorten", type=float, default=60.0, help="seconds spent on shortening a failure")
     args = parser.parse_args()
@@ -64,6 +65,8 @@ def main() -> int:
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     if coverage is not None:
         print("\n".join(coverage.report(args.least)))
+        if args.markdown:
+            print("\n".join(coverage.markdown()))
     print(f"{seeds} seeds, {events} events in {seconds:.1f} s ({events / cpu:.0f} per CPU second), no violation")
     print("requests:", dict(results.most_common()))
     print("faults:", dict(faults.most_common()))

@@ -12,6 +12,7 @@ EVENTS = [
     "known token",
     "token beyond a gap",
     "of another attempt",
+    "late charge",
     "done, by decode",
     "done, by prefill",
     "retryable",
@@ -99,7 +100,7 @@ def is_current(request: Request | None, room: RoomId, endpoint: str) -> bool:
 
 def end_event(request: Request | None, ended: Ended, endpoint: str) -> str:
     if not is_current(request, ended.room, endpoint):
-        return "of another attempt"
+        return "late charge" if ended.charged else "of another attempt"
     assert request is not None
     assert request.pair is not None
     if ended.reason in ("stop", "length") and not ended.retryable:

@@ -99,6 +99,20 @@ class Coverage:
         return [*lines, "", *(wrong or [f"every possible pair was met at least {least} times"])]
 
 
+    def markdown(self) -> list[str]:
+        """The tables as Markdown: a row per event, a column per state; a letter where a pair cannot come up."""
+        lines = []
+        for name, rows in self.tables():
+            states, events = list(dict.fromkeys(x[0] for x in rows)), list(dict.fromkeys(x[1] for x in rows))
+            reasons = list(dict.fromkeys(why for *_, why in rows if why))
+            marks = {why: chr(ord("a") + number) for number, why in enumerate(reasons)}
+            cells = {(s, e): f"*{marks[why]}*" if why else f"{count:,}" for s, e, count, why in rows}
+            lines += ["", f"| {name} | {' | '.join(states)} |", "|---" * (len(states) + 1) + "|"]
+            lines += [f"| {e} | {' | '.join(cells.get((s, e), '') for s in states)} |" for e in events]
+            lines += ["", "; ".join(f"*{mark}*: {why}" for why, mark in marks.items()) + "."]
+        return lines
+
+
 @contextmanager
 def watching_pages(coverage: Coverage) -> Iterator[None]:
     """Counts what becomes of pages, in every pool."""

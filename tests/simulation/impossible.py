@@ -79,9 +79,9 @@ def epoch(state: str, event: str) -> str:
 
 
 def resume(state: str, event: str) -> str:
-    if state == "gone" and event != "of another attempt":
+    if state == "gone" and event not in ("of another attempt", "late charge"):
         return "not in the table"
-    if state == "waiting" and event not in ("of another attempt", "deadline", "client leaves"):
+    if state == "waiting" and event not in ("of another attempt", "late charge", "deadline", "client leaves"):
         return "runs nowhere"
     if state == "complete":
         return "the last token and the end come in one message"

@@ -69,7 +69,7 @@ class Network:
         if gateway is None or self.cut(engine, "from"):
             return
         random, leak = self.world.random, self.world.weather.leak
-        delay = random.random() * 0.002
+        delay = self.hop()
         if self.lose and type(message) is Output and self.lose.intersection(x.room for x in message.tokens):
             self.lose.difference_update(x.room for x in message.tokens)
             return
@@ -90,7 +90,7 @@ class Network:
         if self.cut(engine, "to"):
             return
         random, weather = self.world.random, self.world.weather
-        delay = random.random() * 0.002
+        delay = self.hop()
         if type(message) is Submit and not self.world.calm:
             if random.random() < weather.double * 0.1:  # somebody else ends the room before it is there
                 self.world.after(0.0, self.at_engine, engine, "operator", Abort(message.room, "operator"))
@@ -132,6 +132,13 @@ class Network:
         self.thin.clear()
         self.lose.clear()
         self.trap = None
+
+    def hop(self) -> float:
+        """Between a gateway and an engine: a millisecond or two, now and then more, for whatever follows, too."""
+        random = self.world.random
+        if random.random() < self.world.weather.slow * 0.1:
+            return random.random() ** 2 * 0.5
+        return random.random() * 0.002
 
     def lost(self) -> bool:
         return not self.world.calm and self.world.random.random() < self.world.weather.loss * 0.05
