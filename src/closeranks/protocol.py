@@ -238,7 +238,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Notice: this rank's part of a transfer is settled: it will never write again for it, done or failed."""
+    """Notice: this rank's part of a transfer has ended: it will never write again for it, unless it is `unsure`."""
 
     epoch: int
     rank: int
@@ -247,6 +247,8 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Empty: every byte was written."""
     sums: list[list[int]]
     """Per page of the `Send`, per own share in `Memory.shares` order."""
+    unsure: bool = False
+    """It failed after it began: the backend says that it has ended, and only a closed connection proves it."""
 
 
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -268,12 +270,19 @@ class Dropped(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Notice, about twice a second while a step runs: `ticks` counts layers and collectives done; it only grows."""
+    """Notice, about twice a second while a step runs: `ticks` counts layers and collectives done; it only grows.
+
+    Also of the transfer thread (n and ticks 0), about twice a second while long work of it advances.
+    """
 
     epoch: int
     rank: int
     n: int
     ticks: int
+    moving: list[int] = []
+    """Transfers that advanced since the last notice, or wait behind one that did."""
+    checking: bool = False
+    """Checks of arrived pages advanced."""
 
 
 class RankFault(msgspec.Struct, frozen=True, array_like=True, tag=7):
@@ -472,10 +481,17 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Quiet(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Prefill -> decode: proof of quiescence, no writer of this instance writes into the room's pages any more."""
+    """Prefill -> decode: proof of quiescence, no writer of this instance writes into the room's pages any more.
+
+    With `torn` it is half a proof: a write failed, so the writers have closed their connections; what is still on its
+    way lands until decode's ranks have closed theirs. Decode answers with the same when they have, and prefill connects
+    anew.
+    """
 
     room: RoomId
     instance: int
+    """The sender's."""
+    torn: bool = False
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=6):

@@ -142,7 +142,7 @@ class Life:
         self.witness.look(now)
         oldest = next(iter(self.leader.handover.transfers.values()), None)
         limit = self.leader.config.transfer_deadline_s + 1.5
-        if oldest is not None and not self.dying and not self.held and self.clock() - oldest.at > limit:
+        if oldest is not None and not self.dying and not self.held and self.clock() - max(oldest.moved) > limit:
             raise Violation(f"{self.engine.name}: a transfer of {oldest.room.id} is stuck and nobody notices")
         if self.leader.state == "draining" and not self.leave_by:
             self.leave_by = now + 4.0

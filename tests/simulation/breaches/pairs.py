@@ -5,6 +5,7 @@ from typing import Any
 from closeranks.engine.leader import rooms as r
 from closeranks.engine.leader.core import Leader
 from closeranks.engine.leader.desk import Desk
+from closeranks.engine.leader.fences import CLOSED, Fences
 from closeranks.engine.leader.handover import Handover
 from closeranks.engine.leader.peers import UP, Peers
 from closeranks.engine.leader.scheduler import Scheduler
@@ -20,6 +21,7 @@ SETTLED, CHECKED, GRANT, HAND, QUIET = (
 )
 ARRIVED, HELLO, REPLACE, HOLD, DESK_PEER = Handover.arrived, Peers.hello, Peers.replace, Scheduler.hold, Desk.from_peer
 SAY_END, SEND_FINISHED = Peers.say_end, Handover.send_finished
+SAY_TORN, TORN = Fences.say, Fences.torn
 
 
 def grants_reordered(self: Handover, link: Any, message: Any, at: float) -> None:
@@ -70,6 +72,22 @@ def quarantine_ends_by_time(self: Peers, at: float) -> None:
     for room in list(self.leader.rooms.closing.values()):
         if room.quarantined and at - room.said_at > 1.0:
             self.leader.handover.quiet(room.id, room.instance)
+
+
+def failures_are_quiet(self: Fences, room: Any) -> None:
+    return None
+
+
+def torn_before_closed(self: Fences, link: Any, room: Any) -> None:
+    fence, link.fence = link.fence, CLOSED
+    SAY_TORN(self, link, room)
+    link.fence = fence
+
+
+def torn_is_quiet(self: Fences, link: Any, room_id: Any) -> None:
+    if room_id in self.leader.rooms.closing:
+        self.leader.handover.quiet(room_id, link.instance)
+    TORN(self, link, room_id)
 
 
 def quiet_of_anybody(self: Handover, room_id: Any, instance: int) -> None:
@@ -170,6 +188,11 @@ BREACHES = [
         "source pages are reused before the sends settle", "law 4, M14", Leader, "let_go", sources_reused_before_settled
     ),
     Breach("granted pages of an ended room are free at once", "law 4, M14", Leader, "let_go", no_quarantine),
+    Breach("a failed write is taken to be quiet", "law 4, M14", Fences, "suspect", failures_are_quiet),
+    Breach(
+        "pages of a failed write are free before the writers closed", "law 4, M14", Fences, "say", torn_before_closed
+    ),
+    Breach("pages of a failed write are free before the targets closed", "law 4, M14", Fences, "torn", torn_is_quiet),
     Breach("quarantine ends after a second", "law 4, law 7, M14", Peers, "tick", quarantine_ends_by_time),
     Breach("quiet is said before the writes settle", "law 4, M14", Peers, "end", quiet_said_too_early),
     Breach("half a reservation is kept while waiting", "law 3, M16", Scheduler, "hold", grant_before_reservation),

@@ -30,6 +30,7 @@ from .events import (
     Submitted,
     Tick,
 )
+from .fences import Fences
 from .handover import Handover
 from .pages import Pool
 from .peers import Peers
@@ -50,6 +51,7 @@ COUNTERS = (
     "transfers",
     "transfer_bytes",
     "failed_transfers",
+    "torn_writes",
     "bad_shares",
     "surplus_rows",
     "lapsed_links",
@@ -81,6 +83,7 @@ class Leader:
         self.context_length = 0
         self.page_bytes = 0
         self.handover = Handover(self)
+        self.fences = Fences(self)
         self.peers = Peers(self)
         self.scheduler = Scheduler(self)
         self.admission = Admission(self)
@@ -319,6 +322,9 @@ class Leader:
             self.stale(type(message).__name__.lower())
         elif isinstance(message, Progress):
             self.steps.progress(message.rank, message.ticks, self.at)
+            if message.moving or message.checking:
+                self.handover.advanced(message)
+                self.fences.advanced(message.rank)
         elif isinstance(message, Checked):
             self.handover.checked(message)
         elif isinstance(message, Joined):
@@ -399,6 +405,7 @@ class Leader:
         if self.config.role != "both":
             self.peers.tick(at)
             self.handover.tick(at)
+            self.fences.tick(at)
             if self.state == "faulted":
                 return
         if not self.steps.open and at - self.steps.issued_at >= self.config.idle_step_s:
@@ -408,6 +415,8 @@ class Leader:
     def forgive(self, gap: float) -> None:
         """This process slept for `gap` seconds: nobody else is blamed for it. Rooms' deadlines stand."""
         self.steps.forgive(gap)
+        self.handover.forgive(gap)
+        self.fences.forgive(gap)
         for gateway in self.gateways:
             self.gateways[gateway] += gap
         for link in self.peers.links.values():

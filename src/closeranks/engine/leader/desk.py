@@ -128,7 +128,7 @@ class Desk:
                 self.handle(Reported(now, message.epoch, message.rank, message.n, message.digest))
         elif isinstance(message, Sent):
             error = self.book.sent(message) if message.epoch == self.epoch else message.error
-            self.handle(Settled(now, message.epoch, message.rank, message.transfer, error))
+            self.handle(Settled(now, message.epoch, message.rank, message.transfer, error, message.unsure))
             if message.transfer not in self.leader.handover.transfers:
                 self.book.settled(message.transfer)
         else:

@@ -47,6 +47,7 @@ class Config(msgspec.Struct, frozen=True):
     max_waiting: int = 1024
     step_deadline_s: float = 5.0
     transfer_deadline_s: float = 20.0
+    transfer_stall_s: float = 4.0
     lease_s: float = 5.0
     beat_s: float = 0.5
     idle_step_s: float = 1.0
@@ -133,6 +134,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=7):
     rank: int
     transfer: int
     error: str
+    unsure: bool = False
 
 
 class RankSaid(msgspec.Struct, frozen=True, array_like=True, tag=8):

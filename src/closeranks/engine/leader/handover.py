@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...protocol import Check, Checked, Ended, Grant, Quiet, RoomId, Send
+from ...protocol import Check, Checked, Ended, Grant, Progress, Quiet, RoomId, Send
 from . import rooms as r
 from .events import ArrivedNote, ReleaseFirst, SayArrived, SayEnded, SayPeer, Settled
+from .peers import SILENT_S
 from .rooms import Room
 
 if TYPE_CHECKING:
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
 class Transfer:
     """A `Send` that some rank has not settled."""
 
-    __slots__ = ("at", "missing", "room")
+    __slots__ = ("at", "missing", "moved", "n", "room")
 
-    def __init__(self, room: Room, missing: int, at: float) -> None:
+    def __init__(self, room: Room, n: int, ranks: int, at: float) -> None:
         self.room = room
-        self.missing = missing
+        self.n = n
+        """The step that orders it."""
+        self.missing = (1 << ranks) - 1
         self.at = at
+        self.moved = [at] * ranks
+        """When each rank's part last advanced."""
 
 
 class Handover:
@@ -73,6 +78,8 @@ class Handover:
             flaw = "granted a page twice"
         if flaw:
             self.leader.end(room, r.PEER_END, "peer", flaw, retryable=False)
+        elif self.leader.peers.links[room.link].fence:
+            room.waiting_since = at  # until the connection stands again
         else:
             self.leader.scheduler.enqueue(room, at)
 
@@ -85,14 +92,14 @@ class Handover:
         pairs = [(room.pages[i], room.targets[i - room.skip]) for i in range(room.sent, done)]
         room.sent = done
         self.last_transfer += 1
-        self.transfers[self.last_transfer] = Transfer(room, leader.steps.all_ranks, leader.at)
+        self.transfers[self.last_transfer] = Transfer(room, leader.steps.last + 1, leader.config.tp_size, leader.at)
         room.unsettled += 1
         leader.counters["transfers"] += 1
         leader.counters["transfer_bytes"] += len(pairs) * leader.page_bytes
         sends.append(Send(self.last_transfer, room.id, room.instance, pairs))
 
     def settled(self, event: Settled) -> None:
-        """A rank will never write again for a transfer."""
+        """A rank's part of a transfer has ended."""
         leader = self.leader
         transfer = self.transfers.get(event.transfer)
         bit = 1 << event.rank
@@ -101,6 +108,8 @@ class Handover:
             return
         transfer.missing &= ~bit
         room = transfer.room
+        if event.unsure:
+            leader.fences.suspect(room)
         if event.error and room.state in (r.PREFILL, r.SENDING):
             detail = f"transfer {event.transfer} of rank {event.rank} failed: {event.error}"
             leader.counters["failed_transfers"] += 1
@@ -169,7 +178,12 @@ class Handover:
     def take_checks(self) -> list[Check]:
         """Checks for the next step; the shell fills in the sums."""
         rooms, self.leader.scheduler.checks = self.leader.scheduler.checks, []
-        return [Check(room.id, room.targets, []) for room in rooms if room.state == r.CHECKING]
+        checks = []
+        for room in rooms:
+            if room.state == r.CHECKING:
+                room.check_n = self.leader.steps.last + 1
+                checks.append(Check(room.id, room.targets, []))
+        return checks
 
     def checked(self, message: Checked) -> None:
         """A rank compared its shares of a room's pages."""
@@ -206,25 +220,59 @@ class Handover:
         room.writable = False
         leader.let_go(room)
 
-    def say_quiet(self, link: str, room: RoomId) -> None:
+    def say_quiet(self, name: str, room: RoomId) -> None:
+        """Say what is proven of the writes into a room's pages."""
         leader = self.leader
-        if link in leader.peers.links:
-            leader.out.append(SayPeer(link, Quiet(room, leader.config.instance)))
+        link = leader.peers.links.get(name)
+        if link is not None and room in link.suspects:
+            leader.fences.say(link, room)
+        elif link is not None:
+            leader.out.append(SayPeer(name, Quiet(room, leader.config.instance)))
 
     # ------------------------------------------------------------------------------------------------------- clock
 
-    def tick(self, at: float) -> None:
-        """A transfer or check that does not end is a fault of this engine: its thread or its peer is stuck."""
-        limit = self.leader.config.transfer_deadline_s
-        for number, transfer in self.transfers.items():
-            if at - transfer.at > limit:
-                rank = (transfer.missing & -transfer.missing).bit_length() - 1
-                detail = f"rank {rank} has not settled transfer {number} of room {transfer.room.id} for {limit} s"
-                self.leader.fault("transfer_stuck", detail, rank)
-                return
+    def advanced(self, message: Progress) -> None:
+        """A rank's transfer thread got on with its work."""
+        at = self.leader.at
+        for number in message.moving:
+            transfer = self.transfers.get(number)
+            if transfer is not None:
+                transfer.moved[message.rank] = at
+        if message.checking:
+            for room in self.leader.rooms.open.values():
+                if room.state == r.CHECKING:
+                    room.check_at = at
+
+    def forgive(self, gap: float) -> None:
+        """This process slept: nobody could be heard meanwhile."""
+        for transfer in self.transfers.values():
+            transfer.moved = [moved + gap for moved in transfer.moved]
         for room in self.leader.rooms.open.values():
-            if room.state == r.CHECKING and at - room.check_at > limit:
+            room.check_at += gap
+
+    def tick(self, at: float) -> None:
+        """A transfer or check that does not advance is a fault of this engine: its thread or connection is stuck."""
+        config, links, expected = self.leader.config, self.leader.peers.links, self.leader.steps.expected
+        for number, transfer in self.transfers.items():
+            link = links.get(transfer.room.link)
+            near = link is not None and link.instance == transfer.room.instance and at - link.heard_at <= SILENT_S
+            limit = config.transfer_stall_s if near else config.transfer_deadline_s
+            since = link.back_at if near and link is not None else transfer.at
+            for rank, moved in enumerate(transfer.moved):
+                if expected[rank] <= transfer.n:
+                    transfer.moved[rank] = at  # it begins after its step, which has a deadline of its own
+                elif transfer.missing >> rank & 1 and at - max(moved, since) > limit:
+                    detail = f"rank {rank}: transfer {number} of room {transfer.room.id} has not advanced for {limit} s"
+                    self.leader.fault("transfer_stuck", detail, rank)
+                    return
+        for room in self.leader.rooms.open.values():
+            if room.state != r.CHECKING:
+                continue
+            if not room.check_n or min(expected) <= room.check_n:
+                room.check_at = at
+            elif at - room.check_at > config.transfer_stall_s:
                 missing = ~room.checked & self.leader.steps.all_ranks
                 rank = (missing & -missing).bit_length() - 1
-                self.leader.fault("check_stuck", f"rank {rank} has not checked room {room.id} for {limit} s", rank)
+                detail = f"rank {rank}: the check of room {room.id} has not advanced for {config.transfer_stall_s} s"
+                self.leader.fault("check_stuck", detail, rank)
                 return

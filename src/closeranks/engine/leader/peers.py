@@ -31,22 +31,31 @@ DIALLED = "dialled"
 NAMED = "named"
 UP = "up"
 REFUSED = "refused"
+SILENT_S = 1.5
+"""A peer of which nothing was heard for so long (three beats) may be out of reach: writers to it are not blamed yet."""
 
 
 class Link:
     """One link. `name`: the endpoint dialled (decode) or the socket identity (prefill)."""
 
     __slots__ = (
+        "back_at",
         "engine",
         "epoch",
+        "fence",
+        "fence_at",
+        "fence_n",
         "heard_at",
         "instance",
         "met",
         "name",
         "num_pages",
+        "peer",
         "rooms",
         "said_at",
         "state",
+        "suspects",
+        "undropped",
         "why",
     )
 
@@ -57,7 +66,11 @@ class Link:
         self.epoch = 0
         self.instance = 0
         self.heard_at = at
+        self.back_at = at
+        """When something was heard again after a silence."""
         self.said_at = at
+        self.peer: Peer | None = None
+        """As it is introduced to the ranks."""
         self.num_pages = 0
         """Pages of the peer's pool."""
         self.met = False
@@ -66,6 +79,15 @@ class Link:
         """Rooms handed over, or to be handed over, through this link, also ended ones that still hold something."""
         self.why = ""
         """Why the pair was refused."""
+        # see fences.py
+        self.fence = ""
+        self.fence_at = at
+        self.fence_n = 0
+        """The step that closes the own connections; 0: not issued yet."""
+        self.suspects: dict[RoomId, None] = {}
+        """Rooms into whose pages a failed write may still land."""
+        self.undropped = 0
+        """Bit per own rank that has to close its connection yet."""
 
 
 class Gone:
@@ -118,6 +140,9 @@ class Peers:
 
     def say_beat(self, link: Link) -> None:
         config = self.leader.config
+        if not self.dials:
+            for room in link.suspects:
+                self.leader.fences.say(link, room)
         listed = [(room.id, self.beat_state(room)) for room in link.rooms.values()]
         beat = Beat(config.engine, config.epoch, config.instance, [x for x in listed if x[1]])
         self.leader.out.append(SayPeer(link.name, beat))
@@ -161,10 +186,10 @@ class Peers:
                     self.say_hello(Link(name, at))  # it talks to a predecessor of ours: say who we are
                 else:
                     self.say_hello(link)
-            elif isinstance(message, Quiet):
+            elif isinstance(message, Quiet) and not message.torn:
                 self.leader.handover.quiet(message.room, message.instance)
             return
-        link.heard_at = at
+        self.heard(link, at)
         if link.state == DIALLED and not self.dials:
             link.state = UP  # it had lapsed
         if isinstance(message, Beat):
@@ -178,13 +203,22 @@ class Peers:
             self.leader.handover.arrived(link, message, at)
         elif isinstance(message, End):
             self.end(link, message)
-        else:
+        elif not message.torn:
             self.leader.handover.quiet(message.room, message.instance)
+        elif self.dials:
+            self.leader.fences.torn(link, message.room)
+        else:
+            self.leader.fences.answered(link, message.room)
+
+    def heard(self, link: Link, at: float) -> None:
+        if at - link.heard_at > SILENT_S:
+            link.back_at = at
+        link.heard_at = at
 
     def hello(self, link: Link, hello: Hello, at: float) -> None:
         """Learn who is there; meet it, refuse it, or see that its predecessor is gone."""
         leader = self.leader
-        link.heard_at = at
+        self.heard(link, at)
         if hello.epoch < link.epoch and hello.engine == link.engine:
             leader.stale("hello")  # of a predecessor, late
             return
@@ -212,10 +246,10 @@ class Peers:
             link.state = NAMED  # also where it was up: whoever says Hello may have forgotten us; its beat tells
         else:
             link.state = UP
-        if hello.instance not in self.known:
-            self.known[hello.instance] = 0
+        if hello.instance not in self.known and not link.fence:
+            link.peer = Peer(hello.engine, hello.instance, list[Memory](hello.memories))
             link.met = False
-            leader.scheduler.meet.append(Peer(hello.engine, hello.instance, list[Memory](hello.memories)))
+            leader.fences.meet(link)
         if self.dials:
             if fresh:
                 self.say_hello(link)
@@ -292,12 +326,16 @@ class Peers:
             self.known[peer.instance] = n
         for instance in drop:
             self.known.pop(instance, None)
+            for link in self.links.values():
+                if link.instance == instance and link.undropped:
+                    link.fence_n = n
 
     def agreed(self, n: int) -> None:
         """Step `n` ran: whom it introduced may be granted pages."""
         for link in self.links.values():
             if not link.met and link.instance and 0 < self.known.get(link.instance, 0) <= n:
                 link.met = True
+                self.leader.fences.met(link)
                 self.unpark(link)
 
     def unpark(self, link: Link) -> None:
@@ -315,10 +353,13 @@ class Peers:
         """The link's instance is gone: its open rooms end, its quarantined pages wait for proof."""
         leader, instance = self.leader, link.instance
         gone = self.gone[instance] = Gone(link.engine, link.epoch, 0)
-        if instance in self.known:
+        if link.undropped:  # a fence has ordered it
+            gone.undropped = link.undropped
+        elif instance in self.known:
             gone.undropped = leader.steps.all_ranks
             leader.scheduler.meet = [peer for peer in leader.scheduler.meet if peer.instance != instance]
             leader.scheduler.drop.append(instance)
+        leader.fences.clear(link)
         for room in list(link.rooms.values()):
             if room.state == r.WAITING:
                 leader.scheduler.queue.pop(room.id, None)
@@ -343,7 +384,8 @@ class Peers:
     def dropped(self, message: Dropped) -> None:
         gone = self.gone.get(message.instance)
         if gone is None:
-            self.leader.stale("dropped")
+            if not self.leader.fences.dropped(message):
+                self.leader.stale("dropped")
             return
         gone.undropped &= ~(1 << message.rank)
         self.proof(message.instance)
@@ -391,9 +433,9 @@ class Peers:
                 elif link.state == UP:
                     self.say_beat(link)
             gone = link.state == DIALLED or (link.state == REFUSED and at - link.heard_at > config.lease_s)
-            if not self.dials and gone and not link.rooms:
+            if not self.dials and gone and not link.rooms and not link.fence:
                 self.remove(link)
-            elif self.dials and not link.rooms and at - link.heard_at > 12 * config.lease_s:
+            elif self.dials and not link.rooms and not link.fence and at - link.heard_at > 12 * config.lease_s:
                 self.leader.out.append(Hangup(link.name))
                 del self.links[link.name]
 

@@ -111,6 +111,7 @@ class Room:
         "cached",
         "capacity",
         "check_at",
+        "check_n",
         "checked",
         "closing",
         "deadline",
@@ -202,8 +203,10 @@ class Room:
         """Prefill: the first token is agreed."""
         self.checked = 0
         """Decode: bit per rank that found the arrived pages sound."""
+        self.check_n = 0
+        """Decode: the step that orders the check; 0: none yet."""
         self.check_at = at
-        """Decode: when the check was asked for."""
+        """Decode: when the check last advanced."""
 
 
 class Rooms:

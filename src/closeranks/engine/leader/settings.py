@@ -43,7 +43,9 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     step_deadline_s: float = 4.0
     """A rank that makes no progress in an open step for so long ends the epoch."""
     transfer_deadline_s: float = 20.0
-    """A transfer or check that is not settled for so long ends the epoch."""
+    """A transfer that does not advance for so long ends the epoch, also while nothing is heard of its target."""
+    transfer_stall_s: float = 4.0
+    """A transfer or check that does not advance for so long, although its target is heard of, ends the epoch."""
     lease_s: float = 5.0
     """Silence of a gateway or peer engine that ends its rooms."""
     drain_s: float = 10.0
@@ -82,5 +84,6 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             max_waiting=self.max_waiting,
             step_deadline_s=self.step_deadline_s,
             transfer_deadline_s=self.transfer_deadline_s,
+            transfer_stall_s=self.transfer_stall_s,
             lease_s=self.lease_s,
         )

@@ -13,6 +13,7 @@ from ... import protocol
 from .admission import Admission
 from .core import Leader
 from .events import Config
+from .fences import Fences
 from .handover import Handover, Transfer
 from .pages import Pool
 from .peers import Gone, Link, Peers
@@ -21,7 +22,7 @@ from .rooms import Room, Rooms
 from .scheduler import Scheduler
 from .steps import OpenStep, Steps
 
-PARTS = (Leader, Admission, Rooms, Steps, Scheduler, Handover, Peers, Pool, Cache)
+PARTS = (Leader, Admission, Rooms, Steps, Scheduler, Handover, Fences, Peers, Pool, Cache)
 RECORDS = (Room, OpenStep, Transfer, Link, Gone)
 CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*PARTS, *RECORDS)}
 STRUCTS: dict[str, type] = {
