@@ -1,0 +1,200 @@
+"""`closeranks watch`: see a wedge in seconds, keep the evidence, say what it is."""
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from closeranks.cli._settings import SettingsError, add_flags, gather, options
+from closeranks.output import make_unfailing
+from closeranks.watch.settings import Settings
+
+HELP = "watch the engines on this machine: see a wedge in seconds, keep the evidence, say what it is"
+_OPTIONS = options([Settings], frozenset())
+ONCE_S = 8.0
+"""`--once` looks at least so long, and at most `ONCE_LIMIT_S` while something is undecided."""
+ONCE_LIMIT_S = 45.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`closeranks watch [--url U … | --pid N …] [--check | --once] [--json]` and every setting."""
+    parser.add_argument("auto", nargs="?", choices=["auto"], help="every engine found on this machine (the default)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--check", action="store_true", help="preflight: what is found, what can be read, what is blind")
+    form.add_argument("--once", action="store_true", help="judge once and end: 0 sound, 1 a finding, 3 could not judge")
+    parser.add_argument("--json", action="store_true", help="JSON, one object per line")
+    add_flags(parser, _OPTIONS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 sound (or ended by a signal), 1 a finding, 2 usage, 3 nothing to see or could not judge."""
+    make_unfailing()
+    if args.auto:
+        del args.auto
+    try:
+        settings = Settings(**gather(args, _OPTIONS))
+    except SettingsError as error:
+        print(f"closeranks watch: {error}", file=sys.stderr)
+        return 2
+    said = _wrong(settings)
+    if said:
+        print(f"closeranks watch: {said}", file=sys.stderr)
+        return 2
+    _log_to_stderr(args.json)
+    if args.check:
+        from closeranks.watch.check import check, shown
+
+        found = asyncio.run(check(settings))
+        print(json.dumps(found) if args.json else shown(found))
+        return 0 if found["ok"] else 3
+    return asyncio.run(_once(settings, args.json) if args.once else _watch(settings, args.json))
+
+
+def _wrong(settings: Settings) -> str:
+    """What is wrong with the settings, empty if nothing."""
+    if not 0.2 <= settings.interval <= 2.0:
+        return f"--interval {settings.interval}: between 0.2 and 2 seconds"
+    if settings.probe not in ("never", "suspect", "always"):
+        return f"--probe {settings.probe}: never, suspect or always"
+    bad = next((entry for entry in settings.log if "=" not in entry), None)
+    if bad is not None:
+        return f"--log {bad}: ENGINE=FILE, with an engine's name as `closeranks watch --check` shows it"
+    bad = next((url for url in settings.url if not url.startswith(("http://", "https://"))), None)
+    return f"--url {bad}: an address such as http://127.0.0.1:30000" if bad is not None else ""
+
+
+def _log_to_stderr(as_json: bool) -> None:
+    """State changes and incidents go to standard error as log lines."""
+    last = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=False)
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.processors.TimeStamper(fmt="iso"), last],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+async def _watch(settings: Settings, as_json: bool) -> int:
+    from closeranks.watch.loop import Watch
+    from closeranks.watch.server import serve
+
+    watch, stop = Watch(settings), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    runner = None
+    if settings.port >= 0:
+        try:
+            runner, port = await serve(watch.told, settings.port)
+        except OSError as error:
+            print(f"closeranks watch: --port {settings.port}: {error.strerror}", file=sys.stderr)
+            return 2
+        _say(as_json, {"event": "listening", "port": port})
+
+    async def incident(found: Any) -> None:
+        _say(as_json, {"event": "incident", **_incident(found)})
+
+    watch.on_incident = incident
+    looking = asyncio.create_task(watch.run(stop))
+    alone = asyncio.create_task(_nothing_to_see(watch, settings.wait_s, stop))
+    try:
+        await asyncio.wait({looking, alone}, return_when=asyncio.FIRST_COMPLETED)
+        if alone.done() and not stop.is_set():
+            stop.set()
+            await looking
+            print(f"closeranks watch: no engine was found within {settings.wait_s:.0f} s", file=sys.stderr)
+            return 3
+        await looking
+        return 0
+    finally:
+        alone.cancel()
+        if runner is not None:
+            await runner.cleanup()
+
+
+async def _nothing_to_see(watch: Any, wait_s: float, stop: asyncio.Event) -> None:
+    """Ends when no engine has been found for `wait_s` from the start; else stays, and says it when all are lost."""
+    log = structlog.get_logger()
+    began, seen, lost = time.monotonic(), False, 0.0
+    while True:
+        await asyncio.sleep(1.0)
+        states = watch.states
+        seen = seen or bool(states)
+        if not seen and time.monotonic() - began > wait_s:
+            return
+        blind = seen and all(state.phase == "blind" for state in states.values())
+        lost = (lost or time.monotonic()) if blind else 0.0
+        if lost and time.monotonic() - lost > wait_s:
+            log.error("the watch sees nothing", engines=sorted(states), for_s=round(time.monotonic() - lost))
+            lost = time.monotonic()
+
+
+async def _once(settings: Settings, as_json: bool) -> int:
+    """Look until every engine is judged, then say what is held of each."""
+    from closeranks.watch.loop import Watch
+    from closeranks.watch.server import described
+
+    watch, stop = Watch(settings), asyncio.Event()
+    watch.on_change = lambda old, state: None
+    looking = asyncio.create_task(watch.run(stop))
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < ONCE_LIMIT_S:
+        await asyncio.sleep(0.25)
+        open_ones = [s for s in watch.states.values() if s.phase in ("suspect", "blind")]
+        confirmed = [s for s in watch.states.values() if s.phase == "confirmed"]
+        if waited >= ONCE_S and (not open_ones or not any(s.phase == "suspect" for s in open_ones)):
+            break
+        if confirmed and len(watch.incidents) >= len(confirmed) and not open_ones:
+            break
+    stop.set()
+    await looking
+    now = time.monotonic()
+    states = [described(state, now) for _, state in sorted(watch.states.items())]
+    incidents = [_incident(found) for found in watch.incidents]
+    if as_json:
+        print(json.dumps({"schema": 1, "states": states, "incidents": incidents}))
+    else:
+        _table(states, incidents)
+    phases = {str(state["phase"]) for state in states}
+    if "confirmed" in phases:
+        return 1
+    return 3 if not phases or phases & {"blind", "suspect"} else 0
+
+
+def _table(states: list[dict[str, object]], incidents: list[dict[str, object]]) -> None:
+    for state in states:
+        print(f"{state['engine']:24} {state['phase']}")
+        why = state["why"]
+        for evidence in why if isinstance(why, list) else []:
+            print(f"    [{evidence['signal']}] {evidence['text']}")
+        blind = state["blind"]
+        for reason in blind if isinstance(blind, list) else []:
+            print(f"    blind: {reason}")
+    for found in incidents:
+        print(f"{found['engine']}: {found['verdict']} ({found['certainty']}): {found['summary']}")
+        print(f"    bundle: {found['bundle'] or 'could not be stored'}")
+    if not states:
+        print("no engine was found")
+
+
+def _incident(found: Any) -> dict[str, object]:
+    return {
+        "engine": found.engine,
+        "at": found.began,
+        "why": list(found.why),
+        "bundle": found.folder,
+        "bundle_s": found.bundle_s,
+        "verdict": found.verdict.cls,
+        "certainty": found.verdict.certainty,
+        "summary": found.verdict.summary,
+        "verdict_s": found.verdict_s,
+    }
+
+
+def _say(as_json: bool, fields: Mapping[str, object]) -> None:
+    text = json.dumps({"schema": 1, **fields}) if as_json else "  ".join(f"{k}={v}" for k, v in fields.items())
+    print(text, flush=True)

@@ -1,0 +1,213 @@
+"""What happens on a confirmation: evidence first, then the verdict, both bounded, whatever the engines do.
+
+The two rounds of stacks taken under suspicion are used; after a death, which needs no suspicion, they are taken now.
+A source that gives nothing is a note in the manifest.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from closeranks.evidence import gather
+from closeranks.watch import verdict as judging
+from closeranks.watch.signals.counters import CountersSignal
+from closeranks.watch.signals.fetch import Answer, Client
+from closeranks.watch.signals.gpu import GpuSignal
+from closeranks.watch.signals.loads import LoadsSignal
+from closeranks.watch.signals.log import LogSignal
+from closeranks.watch.signals.stacks import Rounds
+from closeranks.watch.snapshot import EngineSeen, Snapshot, State
+
+HEALTH_S = 5.0
+"""How long a `/health` may take that is asked while stacks are being taken."""
+ASK_AGAIN_S = 30.0
+"""An engine's `/health` costs it a request; its probes pile up in one that stands."""
+LAST_WAIT_S = 1.0
+"""For an answer that has not come when everything else has."""
+GATHER_S = 8.0
+"""Bound on everything that is asked of the engines for a bundle."""
+log = structlog.get_logger()
+
+
+class Incident(msgspec.Struct, frozen=True):
+    """One confirmation, what was kept of it and what it was judged to be. Times are epoch seconds."""
+
+    engine: str
+    began: float
+    """When the engine was confirmed."""
+    why: tuple[str, ...]
+    folder: str = ""
+    """The bundle; empty when no disk took it."""
+    bundle_s: float = 0.0
+    verdict_s: float = 0.0
+    verdict: judging.Judged = judging.NONE
+    notes: tuple[str, ...] = ()
+
+
+class Keeper:
+    """Makes bundles from what the signals keep."""
+
+    def __init__(
+        self, folder: Path, client: Client, pages: CountersSignal, loads: LoadsSignal, logs: LogSignal, gpu: GpuSignal
+    ) -> None:
+        self._folder = folder
+        self._client, self._pages, self._loads, self._logs, self._gpu = client, pages, loads, logs, gpu
+        self._judge = judging.Judge()
+        self._asked: dict[str, dict[str, tuple[float, asyncio.Task[Answer]]]] = {}
+
+    async def prepare(self, engines: Sequence[EngineSeen]) -> None:
+        """Under suspicion, while stacks are being taken: begin what takes its time."""
+        now = time.monotonic()
+        for engine in engines:
+            asked = self._asked.setdefault(engine.name, {})
+            for path in ("/health", "/version" if engine.kind == "vllm" else "/server_info"):
+                if engine.url is not None and now - asked.get(path, (-1e9,))[0] > ASK_AGAIN_S:
+                    asked[path] = (now, asyncio.create_task(self._client.get(engine.url + path, HEALTH_S)))
+        await self._judge.prepare()
+
+    async def close(self) -> None:
+        """Give up what was begun."""
+        tasks = [task for asked in self._asked.values() for _, task in asked.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._judge.close()
+
+    async def keep(
+        self, state: State, snapshot: Snapshot, states: Mapping[str, State], rounds: Rounds | None
+    ) -> Incident:
+        """Bundle and verdict of one confirmation. Never raises for what engines, disk or diagnosis do."""
+        began = time.time()
+        files = await self.collect(snapshot.engines, rounds)
+        files.add("watch.json", _told(state, snapshot, states), clean=False)
+        why = tuple(f"[{e.signal}{f' {e.rank}' if e.rank else ''}] {e.text}" for e in state.why)
+        facts: dict[str, object] = {"engine": state.engine, "confirmed": began, "why": why}
+        judged_later = asyncio.create_task(self._judge.judge(files.contents))
+        folder = await self._store(files, state.engine, facts)
+        bundle_s = time.time() - began
+        judged = await judged_later
+        verdict_s = time.time() - began
+        if folder is not None:
+            said = {"verdict": judged.cls, "certainty": judged.certainty, "summary": judged.summary}
+            try:
+                await asyncio.to_thread(gather.extend, folder, judged.files, {**facts, **said})
+            except OSError as error:
+                log.error("verdict could not be stored", folder=str(folder), error=error.strerror)
+        return Incident(
+            state.engine,
+            began,
+            why,
+            str(folder or ""),
+            round(bundle_s, 2),
+            round(verdict_s, 2),
+            judged,
+            tuple(files.notes),
+        )
+
+    async def _store(self, files: gather.Files, engine: str, facts: Mapping[str, object]) -> Path | None:
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(gather.store, files, self._folder, engine, facts), 10.0)
+        except TimeoutError:
+            log.error("bundle could not be stored: the disk does not answer", folder=str(self._folder))
+        except OSError as error:
+            log.error("bundle could not be stored", folder=str(self._folder), error=error.strerror)
+        return None
+
+    async def collect(self, engines: Sequence[EngineSeen], rounds: Rounds | None) -> gather.Files:
+        """Everything about all engines, in memory."""
+        files = gather.Files()
+        if rounds is not None:
+            _stacks(files, rounds)
+        asked = [asyncio.create_task(self._engine(files, engine)) for engine in engines]
+        if asked:
+            _, late = await asyncio.wait(asked, timeout=GATHER_S)
+            for task in late:
+                task.cancel()
+                files.notes.append(f"not everything could be read within {GATHER_S:.0f} s")
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(answer, Exception):
+                    files.notes.append(f"not read: {type(answer).__name__}: {answer}")
+        if self._gpu.page:
+            files.add("nvidia-smi.csv", self._gpu.page)
+        files.add("ps.txt", _ps(engines))
+        return files
+
+    async def _engine(self, files: gather.Files, engine: EngineSeen) -> None:
+        name = engine.name
+        files.add(f"{name}/flags.txt", " ".join(engine.argv) + "\n")
+        for number, path in enumerate(self._logs.paths(engine)):
+            files.add(f"{name}/engine{number or ''}.log", await asyncio.to_thread(gather.log_tail, Path(path)))
+        head = engine.launcher or (engine.procs[0] if engine.procs else None)
+        if head is not None:
+            files.add(f"{name}/environment.txt", await asyncio.to_thread(gather.environment, head.pid))
+        pages = list(self._pages.pages.get(name, ()))
+        if pages:
+            files.add(f"{name}/metrics_1.txt", pages[0][1])
+        if engine.url is None:
+            files.notes.append(f"{name}: its address is not known, nothing was asked over HTTP")
+            return
+        if len(pages) > 1:
+            files.add(f"{name}/metrics_2.txt", pages[-1][1])
+        if name in self._loads.bodies:
+            files.add(f"{name}/loads.json", self._loads.bodies[name])
+        for path, (_, task) in self._asked.get(name, {}).items():
+            done, _ = await asyncio.wait({task}, timeout=LAST_WAIT_S)
+            answer = task.result() if done else Answer(0, b"", HEALTH_S, "no answer yet")
+            if path == "/health":
+                said = answer.status or "no answer"
+                files.add(f"{name}/health.txt", f"GET {path} -> {said} in {answer.seconds:.2f} s\n")
+            elif answer.ok:
+                files.add(f"{name}/{path.rpartition('/')[2]}.json", answer.body)
+            else:
+                files.notes.append(f"{name}{path}: {answer.said}")
+
+
+def _stacks(files: gather.Files, rounds: Rounds) -> None:
+    for number, dumps in (("round1", rounds.first), ("round2", rounds.second)):
+        for key, text in dumps.items():
+            engine, _, label = key.partition("/")
+            files.add(f"{engine}/{number}/pyspy_{label}.txt", text)
+    for name, texts in (("proc_1.txt", rounds.proc_first), ("proc_2.txt", rounds.proc_second)):
+        by_engine: dict[str, list[str]] = {}
+        for key, text in texts.items():
+            by_engine.setdefault(key.partition("/")[0], []).append(f"==> {key} <==\n{text}")
+        for engine, parts in by_engine.items():
+            files.add(f"{engine}/{name}", "\n".join(parts))
+
+
+def _ps(engines: Sequence[EngineSeen]) -> str:
+    """The processes with titles only: command lines are in `flags.txt`, redacted."""
+    from closeranks.watch.procfs import main_thread
+
+    lines = ["  PID  PPID STAT WCHAN COMMAND"]
+    for engine in engines:
+        for process in engine.procs:
+            now = main_thread(process.pid)
+            gone = now is None or now.start_time != process.start_time
+            state, wchan = ("gone", "-") if now is None or gone else (now.state, now.wchan or "-")
+            title = process.title if "::" in process.title else f"{process.title} ({engine.kind} {process.role})"
+            if not gone:
+                defunct = " <defunct>" if state == "Z" else ""
+                lines.append(f"{process.pid:>5} {process.ppid:>5} {state:4} {wchan} {title}{defunct}")
+    return "\n".join(lines) + "\n"
+
+
+def _told(state: State, snapshot: Snapshot, states: Mapping[str, State]) -> str:
+    """What the watch itself saw, for people: no part of the evidence that is diagnosed."""
+    told = {
+        "schema": 1,
+        "confirmed": state,
+        "states": list(states.values()),
+        "engines": [
+            {"name": e.name, "kind": e.kind, "role": e.role, "url": e.url, "procs": e.procs, "backend": e.backend}
+            for e in snapshot.engines
+        ],
+        "readings": {
+            signal: {key: values for key, values in readings.items()} for signal, readings in snapshot.readings.items()
+        },
+    }
+    return msgspec.json.format(msgspec.json.encode(told), indent=1).decode()

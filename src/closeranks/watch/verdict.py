@@ -1,0 +1,105 @@
+"""The verdict on a bundle, in a process of its own: it can be given up, and what it needs of memory goes with it.
+
+python -m closeranks.watch.verdict < FILES > ANSWER      (both msgpack)
+"""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+
+import msgspec
+import structlog
+
+LIMIT_S = 20.0
+log = structlog.get_logger()
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """The verdict, with its reports as text."""
+
+    cls: str
+    certainty: str
+    summary: str
+    engine: str = ""
+    files: dict[str, str] = {}
+    """`verdict.json`, `verdict.html`, `verdict.md` and `issue.md`."""
+
+
+NONE = Judged("UNDETERMINED", "undetermined", "no verdict")
+
+
+class Judge:
+    """Runs diagnoses. `prepare` starts the child ahead, so that its imports are over when the evidence is there."""
+
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._ready: asyncio.subprocess.Process | None = None
+
+    async def prepare(self) -> None:
+        """Have a child waiting; one at a time. A machine that gives no process is no error here."""
+        if self._ready is None:
+            try:
+                self._ready = await _child()
+            except OSError as error:
+                log.warning("no process for a diagnosis ahead", error=error.strerror)
+
+    async def judge(self, files: Mapping[str, bytes]) -> Judged:
+        """Diagnose the files of a bundle. Never raises: without an answer it is undetermined, and says why."""
+        process, self._ready = self._ready, None
+        try:
+            if process is None or process.returncode is not None:
+                process = await _child()
+            out, err = await asyncio.wait_for(process.communicate(msgspec.msgpack.encode(dict(files))), self._limit_s)
+        except TimeoutError:
+            return msgspec.structs.replace(NONE, summary=f"no verdict within {self._limit_s:.0f} s")
+        except OSError as error:
+            return msgspec.structs.replace(NONE, summary=f"no verdict: {error.strerror or error}")
+        finally:
+            await _end(process)
+        try:
+            return msgspec.msgpack.decode(out, type=Judged)
+        except msgspec.DecodeError:
+            last = err.decode(errors="replace").strip().rpartition("\n")[2]
+            return msgspec.structs.replace(NONE, summary=f"no verdict: {last[:200]}")
+
+    async def close(self) -> None:
+        """End a child that waits."""
+        process, self._ready = self._ready, None
+        await _end(process)
+
+
+async def _child() -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, "-m", "closeranks.watch.verdict"]
+    return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+async def _end(process: asyncio.subprocess.Process | None) -> None:
+    if process is not None and process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+def main() -> None:
+    """The child's side."""
+    from closeranks.diagnose.judge import diagnose_texts
+    from closeranks.diagnose.report import json_report, markdown, page
+
+    raw = sys.stdin.buffer.read()
+    if not raw:  # it was not needed
+        return
+    files = msgspec.msgpack.decode(raw, type=dict[str, bytes])
+    verdict = diagnose_texts(files.items())
+    found = verdict.main
+    reports = {
+        "verdict.json": json_report.render(verdict),
+        "verdict.html": page.render(verdict),
+        "verdict.md": markdown.render(verdict),
+        "issue.md": markdown.issue(verdict),
+    }
+    answer = Judged(found.cls, found.certainty, found.summary, found.engine, reports)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(answer))
+
+
+if __name__ == "__main__":
+    main()
