@@ -17,12 +17,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capture", type=Path, metavar="DIR", help="capture evidence into DIR and end")
     parser.add_argument("--once", action="store_true", help="no fault when it has struck before in this --folder")
     parser.add_argument("--folder", type=Path, help="keep log and sockets here (default: a temporary folder)")
+    parser.add_argument("--fabric", type=Path, metavar="DIR", help="hand over through here (both of a pair: the same)")
+    parser.add_argument(
+        "--exec",
+        action="store_true",
+        help="become the engine's launcher, as if started by hand (with --folder, --port)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
 
 
 def run(args: argparse.Namespace) -> int:
     """List, or run until interrupted (or until captured). 2 for an unknown name, 3 when it did not set in."""
-    from closeranks.lab.specimens import SPECIMENS, SpecimenError, start
+    from closeranks.lab.specimens import SPECIMENS, SpecimenError, become, start
 
     if args.name is None:
         for specimen in SPECIMENS.values():
@@ -38,9 +44,16 @@ def run(args: argparse.Namespace) -> int:
     if args.world is not None and not 2 <= args.world <= 16:
         print(f"--world {args.world}: a specimen has 2 to 16 ranks", file=sys.stderr)
         return 2
+    if args.exec:
+        if args.folder is None or not args.port or args.capture:
+            print("--exec needs --folder and --port, and captures nothing", file=sys.stderr)
+            return 2
+        become(args.name, args.folder, args.port, args.once, args.fabric, args.world)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the `with` below ends the specimen's processes
     try:
-        with start(args.name, world=args.world, folder=args.folder, port=args.port, once=args.once) as running:
+        with start(
+            args.name, world=args.world, folder=args.folder, port=args.port, once=args.once, fabric=args.fabric
+        ) as running:
             _say(args.json, event="ready", pids=running.pids, helpers=running.helpers, port=running.port)
             onset = running.wait_onset()
             _say(args.json, event="onset", t=onset, log=str(running.log), expected=running.specimen.verdict_class)

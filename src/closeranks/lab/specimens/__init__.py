@@ -10,7 +10,7 @@
 the engines' own modules, because a stack shows file and function names.
 """
 
-from closeranks.lab.specimens.run import Running, SpecimenError, start
+from closeranks.lab.specimens.run import Running, SpecimenError, become, start
 from closeranks.lab.specimens.specs import SPECIMENS, Specimen
 
-__all__ = ["SPECIMENS", "Running", "Specimen", "SpecimenError", "start"]
+__all__ = ["SPECIMENS", "Running", "Specimen", "SpecimenError", "become", "start"]

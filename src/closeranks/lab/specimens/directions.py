@@ -7,13 +7,16 @@ from pathlib import Path
 from closeranks.lab.specimens.specs import SPECIMENS, Specimen
 
 PREFIX = "CLOSERANKS_SPECIMEN_"
+STRUCK = "struck"
+"""File in the specimen's folder that says that its fault has struck once."""
 
 
 @dataclass(frozen=True)
 class Directions:
-    """Name of the specimen, folder for sockets, descriptor for events, and the process to end with.
+    """Name of the specimen, folder for sockets, descriptor for events (-1: none), process to end with (0: none).
 
-    `port` is that of the HTTP endpoints (0: any). `healed`: play the engine without the fault.
+    `port` is that of the HTTP endpoints (0: any). `once`: when the fault has struck before in this folder, play the
+    engine without it. `fabric` is the folder through which a prefill and a decode engine hand over (default: `folder`).
     """
 
     name: str
@@ -21,12 +24,13 @@ class Directions:
     event_fd: int
     parent: int
     port: int = 0
-    healed: bool = False
+    once: bool = False
+    fabric: str = ""
 
     def specimen(self) -> Specimen:
         """What is to be played."""
         specimen = SPECIMENS[self.name]
-        return specimen.healed() if self.healed else specimen
+        return specimen.healed() if self.once and (self.folder / STRUCK).exists() else specimen
 
     def environment(self) -> dict[str, str]:
         """As variables for the launcher."""
@@ -35,7 +39,8 @@ class Directions:
     @classmethod
     def read(cls) -> "Directions":
         """From this process's environment. Raises `KeyError` when it was not started by the harness."""
-        keys = ("name", "folder", "event_fd", "parent", "port", "healed")
+        keys = ("name", "folder", "event_fd", "parent", "port", "once", "fabric")
         value = {key: os.environ[PREFIX + key.upper()] for key in keys}
         event_fd, parent, port = (int(value[key]) for key in ("event_fd", "parent", "port"))
-        return cls(value["name"], Path(value["folder"]), event_fd, parent, port, value["healed"] == "True")
+        once = value["once"] == "True"
+        return cls(value["name"], Path(value["folder"]), event_fd, parent, port, once, value["fabric"])

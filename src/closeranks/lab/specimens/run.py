@@ -17,11 +17,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from closeranks.lab.specimens.directions import Directions
 from closeranks.lab.specimens.specs import SPECIMENS, Specimen
-from closeranks.lab.specimens.stage import STRUCK
 
 PROGRAMS = Path(__file__).parent / "programs"
 ENTRY = {"sglang": "sglang.launch_server", "vllm": "vllm.entrypoints.openai.api_server"}
@@ -160,11 +159,12 @@ def switches(pids: "Iterator[int] | list[int]") -> list[str]:
     return counters
 
 
-def command_line(specimen: Specimen, world: int) -> list[str]:
+def command_line(specimen: Specimen, world: int, port: int = 0) -> list[str]:
     """The engine's flags; they say nothing of a specimen, so that `ps` shows what an operator would see."""
-    line = ["--model-path", "tiny", "--host", "127.0.0.1", "--tp-size", str(world)]
+    where = ["--host", "127.0.0.1", *(["--port", str(port)] if port else [])]
+    line = ["--model-path", "tiny", *where, "--tp-size", str(world)]
     if specimen.engine == "vllm":
-        return ["--model", "tiny", "--host", "127.0.0.1", "--tensor-parallel-size", str(world)]
+        return ["--model", "tiny", *where, "--tensor-parallel-size", str(world)]
     if specimen.mode != "null":
         line += ["--disaggregation-mode", specimen.mode, "--disaggregation-transfer-backend", "nixl"]
     if specimen.mode == "prefill":
@@ -180,13 +180,15 @@ def start(
     folder: Path | None = None,
     port: int = 0,
     once: bool = False,
+    fabric: Path | None = None,
     timeout: float = 60.0,
 ) -> Iterator[Running]:
     """Run the specimen `name` with `world` ranks (default: its own number) until the block ends; yields it when ready.
 
     `port` is that of its HTTP endpoints (0: one of the system's choice). `folder` keeps log and captures; without it a
     temporary one is used and removed. `once`: when its fault has struck before in this folder, it starts without it, as
-    an engine that was restarted. Raises `KeyError` for an unknown name and `SpecimenError` when the specimen does
+    an engine that was restarted. `fabric`: the folder through which it hands over, the same for a prefill and a decode
+    specimen that work together. Raises `KeyError` for an unknown name and `SpecimenError` when the specimen does
     not get ready within `timeout` seconds.
     """
     specimen = SPECIMENS[name]
@@ -195,16 +197,29 @@ def start(
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specimen-")))
         folder.mkdir(parents=True, exist_ok=True)
-        healed = once and (folder / STRUCK).exists()
-        running = _launch(Directions(name, folder, -1, os.getpid(), port, healed), world)
+        running = _launch(Directions(name, folder, -1, os.getpid(), port, once, str(fabric or folder)), world)
         stack.callback(running.stop)
         running.wait_ready(timeout)
         yield running
 
 
-def _launch(directions: Directions, world: int) -> Running:
-    readable, writable = os.pipe()
-    folder, specimen = directions.folder, directions.specimen()
+def become(name: str, folder: Path, port: int, once: bool, fabric: Path | None, world: int | None) -> NoReturn:
+    """Replace this process by the engine's launcher, with a command line and an environment that start it again.
+
+    Nobody is told of its events, and it does not end with whoever started it.
+    """
+    specimen = SPECIMENS[name]
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    directions = Directions(name, folder, -1, 0, port, once, str((fabric or folder).resolve()))
+    command, environment = _command(specimen, world or specimen.world, directions)
+    with (folder / "engine.log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.execve(sys.executable, command, environment)
+
+
+def _command(specimen: Specimen, world: int, directions: Directions) -> tuple[list[str], dict[str, str]]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(PROGRAMS), str(Path(__file__).parents[3])]),
@@ -213,8 +228,14 @@ def _launch(directions: Directions, world: int) -> Running:
         "TORCH_FR_BUFFER_SIZE": "2000",
         "PYTHONUNBUFFERED": "1",
     }
-    environment |= replace(directions, event_fd=writable).environment()
-    command = [sys.executable, "-m", ENTRY[specimen.engine], *command_line(specimen, world)]
+    command = [sys.executable, "-m", ENTRY[specimen.engine], *command_line(specimen, world, directions.port)]
+    return command, environment | directions.environment()
+
+
+def _launch(directions: Directions, world: int) -> Running:
+    readable, writable = os.pipe()
+    folder, specimen = directions.folder, directions.specimen()
+    command, environment = _command(specimen, world, replace(directions, event_fd=writable))
     with (folder / "engine.log").open("ab") as log:
         launcher = subprocess.Popen(
             command,

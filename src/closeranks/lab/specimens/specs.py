@@ -16,7 +16,8 @@ class Specimen:
     thread makes no context switch and uses no CPU once the fault has set in. `also` are verdict classes that are as
     right as `verdict_class` from the evidence that an operator would have. The client sends `load` requests at a time,
     `batches` times (0: again and again until the fault is due). `world` is the usual number of ranks. `native`: a
-    capture takes the ranks' native frames too, as one does when Python's end in a C call.
+    capture takes the ranks' native frames too, as one does when Python's end in a C call. `health_is_a_flag`: /health
+    answers 200 without asking the loop (SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=0). `peer`: the other half of a pair.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Specimen:
     world: int = 4
     flight_recorder: bool = False
     native: bool = False
+    health_is_a_flag: bool = False
+    peer: str = ""
 
     def ranks(self, who: Who, world: int) -> frozenset[int]:
         """The ranks meant by `who` among `world` ranks."""
@@ -116,6 +119,34 @@ _ALL = (
         fault="build_lock",
         strikes="last",
         stands="all",
+    ),
+    Specimen(
+        name="incident_prefill",
+        title="Prefill of a pair after a mass abort: worker errors on three of four ranks, all in HiCache's all_reduce",
+        verdict_class="SYMMETRIC_WAIT",
+        picture="all ranks in all_reduce < writing_check, `Unexpected transfer worker error` in the log, /health 200",
+        mode="prefill",
+        fault="hicache_diverges",
+        load=8,
+        batches=1,
+        strikes="all",
+        stands="all",
+        also=("DESYNC_DIFFERENT_COLLECTIVE", "DESYNC_SAME_OP_SHAPE_OR_SEQ", "KV_TRANSFER", "UNDETERMINED"),
+        health_is_a_flag=True,
+        peer="incident_decode",
+    ),
+    Specimen(
+        name="incident_decode",
+        title="Decode of that pair: half of its ranks in the next broadcast, half still in the poll",
+        verdict_class="DESYNC_DIFFERENT_COLLECTIVE",
+        picture="first half in broadcast < recv_requests, the others in all_reduce < poll_and_all_reduce, /health 200",
+        fault="queue_diverges",
+        load=8,
+        batches=1,
+        strikes="half",
+        stands="all",
+        health_is_a_flag=True,
+        peer="incident_prefill",
     ),
     Specimen(
         name="helper_dead",

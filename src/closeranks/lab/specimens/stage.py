@@ -14,8 +14,9 @@ import signal
 import sys
 import time
 from multiprocessing.synchronize import Event
+from pathlib import Path
 
-from closeranks.lab.specimens.directions import Directions
+from closeranks.lab.specimens.directions import STRUCK, Directions
 
 FIELDS = (
     "running",
@@ -39,14 +40,13 @@ STRIKE_AT = 25
 AFTER_THE_LOAD = 4 * STRIKE_AT
 """Iteration by which the client has stopped and its requests have run."""
 
-STRUCK = "struck"
-"""File in the specimen's folder that says that its fault has struck once."""
-
 PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process with its parent, so that no specimen outlives its test."""
+    """Have the kernel end this process with its parent, so that no specimen outlives its test; 0: it has none."""
+    if not parent:
+        return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -76,6 +76,7 @@ class Stage:
         self.specimen = directions.specimen()
         self.world = world
         self.folder = directions.folder
+        self.fabric = Path(directions.fabric or directions.folder)
         self.port = directions.port
         self.board = Board(world)
         self._event_fd = directions.event_fd
@@ -88,7 +89,8 @@ class Stage:
         record = {"event": event, "rank": rank, "pid": os.getpid(), "t": time.time(), **detail}
         if event == "onset":
             (self.folder / STRUCK).touch()
-        os.write(self._event_fd, json.dumps(record).encode() + b"\n")
+        if self._event_fd >= 0:
+            os.write(self._event_fd, json.dumps(record).encode() + b"\n")
 
     def strikes(self, fault: str, rank: int, at: int = STRIKE_AT) -> bool:
         """Whether this fault is to strike here and now. True once per process; announces the onset."""

@@ -7,10 +7,12 @@ launcher's main thread is asyncio's and nothing else.
 import asyncio
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from logging import Logger
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from closeranks.lab.specimens.stage import Stage
 
@@ -19,14 +21,17 @@ Answer = tuple[int, str, str]
 
 Routes = dict[str, Callable[[], "Answer | asyncio.Future[Answer]"]]
 
+Posts = dict[str, Callable[[dict[str, Any]], "Answer | asyncio.Future[Answer]"]]
+"""Routes that take a JSON body."""
+
 JSON, TEXT = "application/json", "text/plain; version=0.0.4"
 
 
 class StandIn:
     """Serves `routes`; stops answering, while it goes on accepting, once `silent` is set."""
 
-    def __init__(self, stage: Stage, logger: Logger, routes: Routes) -> None:
-        self.stage, self.logger, self.routes = stage, logger, routes
+    def __init__(self, stage: Stage, logger: Logger, routes: Routes, posts: Posts | None = None) -> None:
+        self.stage, self.logger, self.routes, self.posts = stage, logger, routes, posts or {}
         self.silent = False
         self.loop: asyncio.AbstractEventLoop | None = None
 
@@ -40,10 +45,12 @@ class StandIn:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            method, target, _ = head.decode("latin-1").split(" ", 2)
+            method, target, fields = head.decode("latin-1").split(" ", 2)
+            length = re.search(r"(?im)^content-length: *(\d+)", fields)
+            sent = await reader.readexactly(int(length[1])) if length else b""
             if self.silent:
                 await asyncio.Event().wait()
-            status, kind, body = await self._answer(target.split("?")[0])
+            status, kind, body = await self._answer(method, target.split("?")[0], sent)
             client = writer.get_extra_info("peername")
             self.logger.info(
                 'INFO:     %s:%d - "%s %s HTTP/1.1" %d %s', *client, method, target, status, _REASON.get(status, "")
@@ -60,11 +67,13 @@ class StandIn:
         finally:
             writer.close()
 
-    async def _answer(self, path: str) -> Answer:
-        route = self.routes.get(path)
-        if route is None:
+    async def _answer(self, method: str, path: str, sent: bytes) -> Answer:
+        if method == "POST" and path in self.posts:
+            answer = self.posts[path](json.loads(sent))
+        elif path in self.routes:
+            answer = self.routes[path]()
+        else:
             return 404, JSON, json.dumps({"detail": "Not Found"})
-        answer = route()
         return answer if isinstance(answer, tuple) else await answer
 
 

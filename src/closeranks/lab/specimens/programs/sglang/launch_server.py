@@ -23,6 +23,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="sglang.launch_server")
     parser.add_argument("--model-path", default="tiny")
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000)
     parser.add_argument("--tp-size", type=int, default=4)
     parser.add_argument("--disaggregation-mode", default="null")
     parser.add_argument("--disaggregation-transfer-backend", default="nixl")

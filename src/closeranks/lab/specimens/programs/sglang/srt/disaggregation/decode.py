@@ -63,6 +63,8 @@ class SchedulerDisaggregationDecodeMixin:
         entry[1] += 1
         if self.stage.strikes("transfer_stuck", self.tp_rank):
             self.transfers_stuck = True
+        if entry[0] in self.asked:  # a real hand-over: it has arrived when prefill's rank has said so
+            return SUCCESS if self.kv_manager.has_arrived(entry[0]) else TRANSFERRING
         slow = self.specimen.fault in ("queue_diverges", "short_queue") and entry[0] % 2 == 0
         return TRANSFERRING if slow or self.transfers_stuck or entry[1] < 3 else SUCCESS
 

@@ -50,6 +50,10 @@ class SchedulerDisaggregationPrefillMixin:
             entry[1] += 1
         polls = [SUCCESS if age > 2 else TRANSFERRING for _, age in self.inflight_queue]
         agreed = poll_and_all_reduce(polls, self.tp_cpu_group)
+        sent = [e[0] for e, state in zip(self.inflight_queue, agreed) if state == SUCCESS and e[0] in self.asked]
+        for room in sent:
+            self.kv_manager.hand_over(room)
+        self.stream_output([(room, 1) for room in sent])
         self.inflight_queue = [e for e, state in zip(self.inflight_queue, agreed) if state != SUCCESS]
 
     def admit_prefill(self: Any, reqs: list[dict[str, Any]]) -> None:

@@ -3,16 +3,18 @@
 import argparse
 import asyncio
 import json
+import secrets
 import threading
 import time
 import urllib.request
 from logging import Logger
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import zmq
 
 from closeranks.lab.specimens.stage import STRIKE_AT, Stage
-from closeranks.lab.specimens.stand_in import JSON, TEXT, Answer, Routes, StandIn, watch_children
+from closeranks.lab.specimens.stand_in import JSON, TEXT, Answer, Posts, Routes, StandIn, watch_children
 
 HEALTH_CHECK_TIMEOUT = 2.0
 FEED_SECONDS = 0.2
@@ -42,6 +44,8 @@ class HttpServer:
     async def health(self) -> Answer:
         """200 once rank 0's loop has turned after the probe came, 503 after the timeout."""
         began = time.time()
+        if self.stage.specimen.health_is_a_flag:
+            return 200, JSON, ""
         while time.time() - began < HEALTH_CHECK_TIMEOUT:
             if self.stage.board.get(0, "heartbeat") > began:
                 return 200, JSON, ""
@@ -89,6 +93,60 @@ class HttpServer:
 
     def dump_flight_recorder(self) -> Answer:
         self.stage.dump_flight_recorder.set()
+        return 200, JSON, ""
+
+
+class Requests:
+    """Requests that came over HTTP: into the entry rank, and out of it again through the detokenizer.
+
+    `rooms` maps a request's id to its room. A stopped rank, detokenizer or loop leaves them unanswered.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.rooms, self.waiting = stage, dict[str, int](), dict[int, "asyncio.Future[int]"]()
+        context = zmq.Context()
+        self.send_to_scheduler = context.socket(zmq.PUSH)
+        self.send_to_scheduler.connect(f"ipc://{stage.folder}/scheduler.ipc")
+        self.recv_from_detokenizer = context.socket(zmq.PULL)
+        self.recv_from_detokenizer.bind(f"ipc://{stage.folder}/tokenizer.ipc")
+
+    def take(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Side thread: hands what comes from the detokenizer to the loop."""
+        while True:
+            loop.call_soon_threadsafe(self.came, json.loads(self.recv_from_detokenizer.recv()))
+
+    def came(self, message: dict[str, int]) -> None:
+        future = self.waiting.pop(message["room"], None)
+        if future is not None and not future.done():
+            future.set_result(message["tokens"])
+
+    async def tokens(self, body: dict[str, Any], wanted: int) -> int:
+        """Run one request; the tokens that came of it."""
+        room = int(body.get("bootstrap_room") or secrets.randbits(62))
+        self.rooms[str(body.get("rid", room))] = room
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.waiting[room] = future
+        self.send_to_scheduler.send_json({"kind": "generate", "reqs": [{"room": room, "tokens": wanted}]})
+        return await future
+
+    async def generate(self, body: dict[str, Any]) -> Answer:
+        """SGLang's own endpoint."""
+        count = await self.tokens(body, int(body.get("sampling_params", {}).get("max_new_tokens", 16)))
+        meta = {"id": body.get("rid"), "completion_tokens": count, "finish_reason": {"type": "length", "length": count}}
+        return 200, JSON, json.dumps({"text": " a" * count, "meta_info": meta})
+
+    async def completions(self, body: dict[str, Any]) -> Answer:
+        """OpenAI's endpoint."""
+        count = await self.tokens(body, int(body.get("max_tokens", 16)))
+        choice = {"index": 0, "text": " a" * count, "finish_reason": "length"}
+        return 200, JSON, json.dumps({"choices": [choice], "usage": {"completion_tokens": count}})
+
+    def abort(self, body: dict[str, Any]) -> Answer:
+        """By the beginning of the id, or all."""
+        everyone = bool(body.get("abort_all"))
+        rooms = [room for rid, room in self.rooms.items() if everyone or rid.startswith(str(body.get("rid")))]
+        for room in rooms:
+            self.send_to_scheduler.send_json({"kind": "abort", "room": room})
         return 200, JSON, ""
 
 
@@ -140,7 +198,15 @@ def launch_http_server(
         "/get_server_info": server.server_info,
         "/dump_flight_recorder": server.dump_flight_recorder,
     }
-    stand_in = StandIn(stage, logger, routes)
+    requests = Requests(stage)
+    models = json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]})
+    routes["/v1/models"] = lambda: (200, JSON, models)
+    posts: Posts = {
+        "/generate": lambda body: asyncio.ensure_future(requests.generate(body)),
+        "/v1/completions": lambda body: asyncio.ensure_future(requests.completions(body)),
+        "/abort_request": requests.abort,
+    }
+    stand_in = StandIn(stage, logger, routes, posts)
 
     def on_death(name: str, pid: int, code: int) -> None:
         logger.error(
@@ -155,6 +221,8 @@ def launch_http_server(
         while stage.board.get(0, "iteration") < 1:
             ready.wait(0.05)
         logger.info("The server is fired up and ready to roll!")
+        assert stand_in.loop is not None
+        threading.Thread(target=requests.take, args=(stand_in.loop,), daemon=True).start()
         tokenizer.feed(stand_in)
 
     watch_children(children, on_death)

@@ -1,4 +1,4 @@
-"""The detokenizer process: waits for tokens on a socket for as long as the engine lives."""
+"""The detokenizer process: takes tokens from the entry rank, and passes text on to the frontend."""
 
 import setproctitle
 import zmq
@@ -8,12 +8,16 @@ from closeranks.lab.specimens.stage import Stage, die_with_parent
 
 class DetokenizerManager:
     def __init__(self, stage: Stage) -> None:
-        self.recv_from_scheduler = zmq.Context().socket(zmq.PULL)
+        context = zmq.Context()
+        self.recv_from_scheduler = context.socket(zmq.PULL)
         self.recv_from_scheduler.bind(f"ipc://{stage.folder}/detokenizer.ipc")
+        self.send_to_tokenizer = context.socket(zmq.PUSH)
+        self.send_to_tokenizer.connect(f"ipc://{stage.folder}/tokenizer.ipc")
 
     def event_loop(self) -> None:
         while True:
-            self.recv_from_scheduler.recv_json()
+            recv_obj = self.recv_from_scheduler.recv_json()
+            self.send_to_tokenizer.send_json(recv_obj)
 
 
 def run_detokenizer_process(stage: Stage, parent: int) -> None:

@@ -49,12 +49,15 @@ class Scheduler(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregationPrefi
         self.last = time.monotonic()
         self.idle_in_iteration = 0.0
         self.init_distributed()
-        self.tree_cache = HiRadixCache(stage, tp_rank, self.tp_cpu_group)
+        self.tree_cache = HiRadixCache(stage, tp_rank, self.tp_cpu_group, self.tp_device_group, logger)
         self.kv_manager = NixlKVManager(stage, tp_rank, self.specimen.mode)
+        self.asked: dict[int, int] = {}  # room of a request that came over HTTP → tokens that it wants
         self.model = Model(stage, tp_rank, self.tp_device_group)
         if tp_rank == 0:
             self.recv_from_tokenizer = zmq.Context().socket(zmq.PULL)
             self.recv_from_tokenizer.bind(f"ipc://{stage.folder}/scheduler.ipc")
+            self.send_to_detokenizer = zmq.Context().socket(zmq.PUSH)
+            self.send_to_detokenizer.connect(f"ipc://{stage.folder}/detokenizer.ipc")
         logger.info("Load weight begin. avail mem=13.01 GB")
         self.model.load_weights()
         dist.barrier(group=self.tp_cpu_group)
@@ -105,7 +108,12 @@ class Scheduler(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregationPrefi
                 self.paused = True
                 self.stage.strikes("paused", self.tp_rank)
                 self.logger.info("Generation paused by pause_generation (mode=retract).")
-            elif self.specimen.mode == "decode":
+                continue
+            if message["kind"] == "abort":
+                self.abort_request(message)
+                continue
+            self.asked |= {int(req["room"]): int(req["tokens"]) for req in message["reqs"] if "tokens" in req}
+            if self.specimen.mode == "decode":
                 self.admit_decode(message["reqs"])
             else:
                 self.admit_prefill(message["reqs"])
@@ -134,11 +142,26 @@ class Scheduler(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregationPrefi
             board.add(rank, "generated", len(batch))
             for entry in batch:
                 entry[1] += 1
-            done = [entry for entry in batch if entry[1] >= TOKENS_PER_REQUEST]
+            done = [entry for entry in batch if entry[1] >= self.asked.get(entry[0], TOKENS_PER_REQUEST)]
             board.add(rank, "finished", len(done))
+            self.stream_output([(room, tokens) for room, tokens in done])
             self.running = [entry for entry in batch if entry not in done]
             if self.iteration % 10 == 0:
                 self.log_batch("Decode")
+
+    def stream_output(self, done: list[tuple[int, int]]) -> None:
+        """Finished requests, to whoever asked: through the detokenizer, by the entry rank alone."""
+        for room, tokens in done:
+            if self.asked.pop(room, 0) and self.tp_rank == 0:
+                self.send_to_detokenizer.send_json({"room": room, "tokens": tokens})
+
+    def abort_request(self, message: dict[str, Any]) -> None:
+        """Takes requests that came over HTTP out of every queue; `room` 0: all of them."""
+        rooms = {room for room in self.asked if message["room"] in (0, room)}
+        for queue in (self.transfer_queue, self.bootstrap_queue, self.inflight_queue, self.running):
+            queue[:] = [entry for entry in queue if entry[0] not in rooms]
+        for room in rooms:
+            del self.asked[room]
 
     def on_idle(self) -> None:
         """Nothing to run: the loop turns on."""

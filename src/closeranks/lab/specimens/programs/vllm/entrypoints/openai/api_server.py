@@ -27,6 +27,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="vllm")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--tensor-parallel-size", type=int, default=2)
     return parser.parse_args(argv)
 

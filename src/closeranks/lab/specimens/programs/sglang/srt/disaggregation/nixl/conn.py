@@ -3,6 +3,8 @@
 import queue
 import threading
 
+import zmq
+
 from closeranks.lab.specimens.stage import Stage
 
 GUARD = b"NixlMsgGuard"
@@ -14,6 +16,13 @@ class NixlKVManager:
     def __init__(self, stage: Stage, rank: int, mode: str) -> None:
         self.stage, self.rank = stage, rank
         self.handshakes: set[int] = set()
+        self._arrived: set[int] = set()
+        self._fabric = zmq.Context().socket(zmq.PULL if mode == "decode" else zmq.PUSH)
+        where = f"ipc://{stage.fabric}/kv_{rank}.ipc"  # a rank of prefill writes to the same rank of decode
+        if mode == "decode":
+            self._fabric.bind(where)
+        else:
+            self._fabric.connect(where)
         self._socket: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         if mode == "prefill":
             self._start_bootstrap_thread()
@@ -25,6 +34,16 @@ class NixlKVManager:
         if self.stage.strikes("bootstrap_thread_dies", self.rank):
             self._socket.put([b"ABORT", str(room).encode()])
         self._socket.put([GUARD, str(room).encode()])
+
+    def hand_over(self, room: int) -> None:
+        """Prefill: this rank's pages of the room are written."""
+        self._fabric.send(b"%d" % room)
+
+    def has_arrived(self, room: int) -> bool:
+        """Decode: whether prefill's same rank has written its pages of the room."""
+        while self._fabric.poll(0):
+            self._arrived.add(int(self._fabric.recv()))
+        return room in self._arrived
 
     def _start_bootstrap_thread(self) -> None:
         def bootstrap_thread() -> None:
