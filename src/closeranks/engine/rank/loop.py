@@ -2,11 +2,17 @@
 
 A rank decides nothing. What it does in step n follows from steps 1 .. n alone; no clock, no queue length, no random
 draw and no set order has a say. A step that is not the next one is a fault.
+
+On a device that works while the host goes on, step n + 1 is launched before n is done, if the leader has sent it by
+then; reports keep the order of the steps.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import zmq
 
@@ -46,16 +52,43 @@ class Result(Protocol):
         ...
 
 
+class Launched(Protocol):
+    """A step under way; see `runner.Pending`."""
+
+    def done(self) -> bool:
+        """Whether `result` would return at once."""
+        ...
+
+    def result(self) -> Result:
+        """Wait for the device. Call once."""
+        ...
+
+
 class Runs(Protocol):
     """What executes the copies and rows of a step; see `runner.Runner`."""
 
-    def run(self, step: Step) -> Result:
+    ahead: bool
+    """Whether `launch` returns while the device still works."""
+
+    def launch(self, step: Step) -> Launched:
         """Copy `step.copies`, then one forward pass over `step.rows`."""
         ...
 
     def page_table(self, slot: int) -> npt.ArrayLike:
         """The pages of a slot, as they were used in the last step."""
         ...
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """A launched step with what its report needs, as it was when it was launched."""
+
+    step: Step
+    launched: Launched
+    tables: list[npt.NDArray[np.int32]]
+    """The page table of each row."""
+    operations: int
+    """The group's chain."""
 
 
 class Loop:
@@ -82,7 +115,9 @@ class Loop:
         self._injector = injector
         self._compiler = compiler
         self._digest = Digest(epoch)
-        self._done = 0
+        self._last = 0
+        """The last launched step."""
+        self._open: deque[OpenStep] = deque()
 
     def join(self, joined: Joined) -> bool:
         """Say that this rank is ready and wait for the others; False if the epoch is stopped instead."""
@@ -104,37 +139,49 @@ class Loop:
             Exception: whatever the forward pass raises. Any exception ends the epoch.
         """
         while True:
-            message = self._next()
-            if isinstance(message, Stop):
-                self._of_this_epoch(message.epoch)
-                return
-            if isinstance(message, Compile):
+            message = self._next_while_open() if self._open else self._next()
+            if message is None:
+                self._report(self._open.popleft())
+            elif isinstance(message, Step):
+                self.launch(message)
+                while len(self._open) > int(self._runner.ahead):
+                    self._report(self._open.popleft())
+            elif isinstance(message, Compile):
                 self._of_this_epoch(message.epoch)
                 if self._compiler is not None:
                     self._compiler(message)
-                continue
-            if not isinstance(message, Step):
+            elif isinstance(message, Stop):
+                self._of_this_epoch(message.epoch)
+                while self._open:
+                    self._report(self._open.popleft())
+                return
+            else:
                 raise StepOrderFault(f"expected a step, got {type(message).__name__}")
-            self._socket.send(encode(self.execute(message)))
 
-    def execute(self, step: Step) -> Report:
-        """One step, whole; transfers that it orders go on after it returns."""
+    def launch(self, step: Step) -> None:
+        """Start a step; its report is due when the device has done it."""
         self._of_this_epoch(step.epoch)
-        if step.n != self._done + 1:
-            raise StepOrderFault(f"expected step {self._done + 1} of epoch {self._epoch}, got step {step.n}")
-        self._notices.open_step = step.n
+        if step.n != self._last + 1:
+            raise StepOrderFault(f"expected step {self._last + 1} of epoch {self._epoch}, got step {step.n}")
+        self._last = step.n
+        if not self._open:
+            self._notices.open_step = step.n
         self._group.begin(step.n)
         self._transfer.meet(step.meet)
         if self._injector is not None:
             self._fail_on_demand(self._injector, step)
-        result = self._runner.run(step)
+        launched = self._runner.launch(step)
+        tables = [np.array(self._runner.page_table(row.slot), np.int32) for row in step.rows]
+        self._open.append(OpenStep(step, launched, tables, self._group.chain))
+
+    def _report(self, done: OpenStep) -> None:
+        """Wait for the oldest open step and report it; transfers that it orders start, and go on afterwards."""
+        step, result = done.step, done.launched.result()
         self._transfer.submit(step)
-        tables: Sequence[Any] = [self._runner.page_table(row.slot) for row in step.rows]
-        digest = self._digest.add(step.n, step.rows, tables, result.tokens, self._group.chain)
-        self._done = step.n
-        self._notices.open_step = 0
+        digest = self._digest.add(step.n, step.rows, done.tables, result.tokens, done.operations)
+        self._notices.open_step = self._open[0].step.n if self._open else 0
         sampling = self._group.rank == 0
-        return Report(
+        report = Report(
             epoch=self._epoch,
             rank=self._group.rank,
             n=step.n,
@@ -143,6 +190,7 @@ class Loop:
             logprobs=result.logprobs if sampling else [],
             forward_us=result.forward_us,
         )
+        self._socket.send(encode(report))
 
     def _fail_on_demand(self, injector: Injector, step: Step) -> None:
         """Drills: what the faults given at start ask for in this step."""
@@ -158,6 +206,15 @@ class Loop:
         while not self._socket.poll(POLL_MS):
             pass
         return decode_to_rank.decode(self._socket.recv())
+
+    def _next_while_open(self) -> Any:
+        """A message that comes before the oldest open step is done; None: it is done. Looks at both without a pause:
+        waiting for the device blocks, and a step that comes meanwhile would be launched too late.
+        """
+        while not self._open[0].launched.done():
+            if self._socket.poll(0):
+                return decode_to_rank.decode(self._socket.recv())
+        return None
 
     def _of_this_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:

@@ -20,7 +20,7 @@ from .grammar import Grammars, GrammarState
 from .models.batch import make_batch
 from .models.llama import Llama
 from .planes import Pool
-from .sampler import Draw, Drawn, History, needs_history, sample
+from .sampler import Draw, Drawn, History, needs_history, on_host, sample
 
 
 class InvalidStep(ValueError):
@@ -56,9 +56,17 @@ class Pending:
     """A launched step. `result` waits for the device."""
 
     finish: Callable[[], StepResult]
+    event: torch.Event | None = None
+    """Comes when the device has done the step and its results lie in host memory; None: it was done in `launch`."""
+
+    def done(self) -> bool:
+        """Whether `result` returns at once."""
+        return self.event is None or self.event.query()
 
     def result(self) -> StepResult:
-        """Call once."""
+        """Wait for the device. Call once."""
+        if self.event is not None:
+            self.event.synchronize()
         return self.finish()
 
 
@@ -70,6 +78,8 @@ class Runner:
         self.model, self.pool, self.group = model, pool, group
         self.grammars = None if tokenizer is None else Grammars(tokenizer, model.config.vocab)
         self.context = model.config.context_length
+        self.ahead = model.device.type == "cuda"
+        """Whether `launch` returns while the device still works."""
         self.slots: list[Slot | None] = [None] * max_running
         # One column more than the context: where the token after the last position is written.
         self.tokens = torch.zeros(max_running, self.context + 1, dtype=torch.int32, device=model.device)
@@ -107,10 +117,20 @@ class Runner:
                 raise InvalidStep(f"copy of page {copy.source} to {copy.target} of {self.pool.num_pages}")
             self.pool.copy(copy.source, copy.target)
         if not step.rows:
-            return Pending(lambda: StepResult([], [], 0))
+            return Pending(lambda: StepResult([], [], 0), self._event() if step.copies else None)
         slots = [self._admit(row) for row in step.rows]
         drawn, tokens = self._forward(step.rows, slots)
-        return Pending(lambda: self._result(began, drawn, tokens))
+        # Fetched now: a copy that is asked for later would wait for the step that is launched in between.
+        values = None if tokens is None else on_host(tokens)
+        shown = None if drawn is None else drawn.on_host()
+        return Pending(lambda: self._result(began, shown, values), self._event())
+
+    def _event(self) -> torch.Event | None:
+        if not self.ahead:
+            return None
+        event = torch.Event(self.tokens.device)
+        event.record(torch.cuda.current_stream(self.tokens.device))
+        return event
 
     def _result(self, began: float, drawn: Drawn | None, tokens: torch.Tensor | None) -> StepResult:
         values = [] if tokens is None else tokens.tolist()

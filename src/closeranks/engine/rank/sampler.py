@@ -7,7 +7,7 @@ top_p; min_p keeps what has at least min_p times the largest probability. The dr
 at which the cumulated probability (float64) exceeds u times the total.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -84,6 +84,11 @@ class Drawn:
     best: tuple[Tensor, Tensor, Tensor] | None
     """Log-probabilities of the chosen tokens [S], and the 20 best [S, 20] with their ids."""
 
+    def on_host(self) -> "Drawn":
+        """A copy in host memory; see the function of that name."""
+        best = None if self.best is None else (on_host(self.best[0]), on_host(self.best[1]), on_host(self.best[2]))
+        return replace(self, tokens=on_host(self.tokens), peaks=on_host(self.peaks), best=best)
+
     def check(self) -> None:
         """Wait for the values; raises `NotFinite`."""
         finite = torch.isfinite(self.peaks)
@@ -102,6 +107,13 @@ class Drawn:
             ranked = sorted(zip(ids[i], values[i], strict=True), key=lambda e: (-e[1], e[0]))
             result.append(None if n < 0 else TopLogprobs(chosen[i], ranked[:n]))
         return result
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory. From CUDA the copy is only enqueued: it is there when an event recorded after it comes."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 @torch.inference_mode()
