@@ -15,7 +15,8 @@ STATES = {
     "decode": [r.WAITING, r.RESERVED, r.CHECKING, r.RUNNING, r.ENDED],
     "both": [r.WAITING, r.PREFILL, r.RUNNING, r.ENDED],
 }
-ACTS = ["abort"] * 3 + ["submit"] * 5 + ["fault"] * 3 + ["kill", "stall", "pause", "drain", "partition", "gateway"]
+ACTS = ["abort", "submit", "submit", "submit"]
+BRUTAL_ACTS = ["fault"] * 6 + ["kill", "stall", "pause", "drain", "partition", "gateway"]
 PATIENCE_S = 5.0
 MOST = 12
 """So many may lie in wait at one engine."""
@@ -35,7 +36,8 @@ class Ambush:
 
     def befall(self, gateway: str, submit: Submit) -> None:
         """Something drawn happens to the room of this submit."""
-        act = self.world.random.choice(ACTS)
+        random = self.world.random
+        act = random.choice(BRUTAL_ACTS if random.random() < self.world.weather.brutal else ACTS)
         self.lay(submit.room, self.act, act, gateway, submit)
 
     def look(self) -> None:
@@ -99,6 +101,6 @@ class Trap:
 
 TRAP_KINDS = [
     "joined", "sent", "checked", "dropped", "progress", "report", "rankfault", "drain", "hello", "grant", "arrived",
-    "end", "quiet", "beat", "submit", "abort", "compiled",
+    "end", "quiet", "beat", "submit", "abort", "compiled", "arrived", "checked", "drain",
 ]  # fmt: skip
 TRAP_ACTS = ["drain"] * 5 + ["fault"] * 5 + ["pause", "kill"]

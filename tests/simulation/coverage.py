@@ -98,7 +98,6 @@ class Coverage:
                     wrong.append(f"{name}: {state} x {event} was met {count} times only")
         return [*lines, "", *(wrong or [f"every possible pair was met at least {least} times"])]
 
-
     def markdown(self) -> list[str]:
         """The tables as Markdown: a row per event, a column per state; a letter where a pair cannot come up."""
         lines = []

@@ -10,6 +10,9 @@ from tests.simulation.gateway import Gateway
 from tests.simulation.life import Life
 from tests.simulation.world import World
 
+SILENT_S = 3.6
+"""A word so late finds its request after seconds without any other."""
+
 
 class Network:
     """Between engines messages are lost, doubled and overtake each other; between a gateway and an engine they keep
@@ -31,8 +34,8 @@ class Network:
         """(engine, "to" or "from" it) -> time until which nothing passes between it and the gateways that way."""
         self.thin: dict[str, float] = {}
         """Engine -> time until which most of what it says to gateways is lost."""
-        self.lose: set[RoomId] = set()
-        """The next tokens of these rooms are lost on their way to the gateway."""
+        self.fates: dict[RoomId, list[float]] = {}
+        """Room -> what becomes of its next words to the gateway: that late, or (0) lost."""
         self.trap: Trap | None = None
         self.poisons = 0
         """Poisonous requests so far."""
@@ -58,7 +61,7 @@ class Network:
     def echo(self, life: Life, link: str, message: Any) -> None:
         """A message that names a room is said again when the room has come further."""
         world, room = self.world, getattr(message, "room", None)
-        if room is not None and world.weather.echo and not world.calm and world.random.random() < world.weather.echo:
+        if room is not None and self.restless and world.random.random() < world.weather.echo:
             life.ambush.lay(room, life.hear_peer, link, message)
 
     def at_prefill(self, engine: Engine, link: str, message: Any) -> None:
@@ -70,8 +73,7 @@ class Network:
             return
         random, leak = self.world.random, self.world.weather.leak
         delay = self.hop()
-        if self.lose and type(message) is Output and self.lose.intersection(x.room for x in message.tokens):
-            self.lose.difference_update(x.room for x in message.tokens)
+        if self.fates and type(message) is Output and self.fated(gateway, engine, message):
             return
         if self.thin and self.thin.get(engine.name, 0.0) > self.world.now:
             leak = 0.95
@@ -84,6 +86,19 @@ class Network:
             self.world.fifo((engine.name, name), delay, gateway.link_lost, engine.name)
         else:
             self.world.fifo((engine.name, name), delay, gateway.hear, engine.name, message)
+
+    def fated(self, gateway: Gateway, engine: Engine, message: Output) -> bool:
+        """Is this a word of which the fate is drawn already?"""
+        for word in message.tokens:
+            fates = self.fates.get(word.room)
+            if fates:
+                late = fates.pop(0)
+                if late > SILENT_S:  # and from then on nothing
+                    self.cuts[engine.name, "from"] = self.world.now + 7.0
+                if late:
+                    self.world.after(late, gateway.hear, engine.name, message)
+                return True
+        return False
 
     def to_engine(self, gateway: Gateway, endpoint: str, message: Any) -> None:
         engine = self.engines[endpoint]
@@ -99,9 +114,11 @@ class Network:
                 self.world.after(late, self.at_engine, engine, "operator", Abort(message.room, "operator"))
             if random.random() < weather.double * 0.5:  # and a submit that comes twice begins nothing
                 self.world.after(0.001 * 2000 ** random.random(), engine.life.hear_gateway, gateway.name, message)
-            if weather.ambush and random.random() < weather.ambush:
+            if self.restless and random.random() < weather.ambush:
                 engine.life.ambush.befall(gateway.name, message)
         if weather.leak and not self.world.calm and random.random() < weather.leak:
+            return
+        if type(message) is Submit and weather.unheard and random.random() < weather.unheard and not self.world.calm:
             return
         if self.lost():
             self.world.fifo((endpoint, gateway.name), delay, gateway.link_lost, endpoint)
@@ -130,13 +147,13 @@ class Network:
         """Everything gets through from now on."""
         self.cuts.clear()
         self.thin.clear()
-        self.lose.clear()
+        self.fates.clear()
         self.trap = None
 
     def hop(self) -> float:
         """Between a gateway and an engine: a millisecond or two, now and then more, for whatever follows, too."""
         random = self.world.random
-        if random.random() < self.world.weather.slow * 0.1:
+        if random.random() < self.world.weather.slow * 0.2:
             return random.random() ** 2 * 0.5
         return random.random() * 0.002
 

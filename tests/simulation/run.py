@@ -127,7 +127,8 @@ class Run:
             prompt, new = prompt[: len(prompt) // 2 + 1], new // 2 + 1
         stops = [random.randrange(97) for _ in range(random.choice([0, 0, 3, 10]))]
         client = Client(self.gateway, number, prompt, new, stops)
-        client.deadline += 0.1 * 300 ** random.random() if not self.world.calm and random.random() < 0.7 else 30.0
+        low, high = random.choice([(0.02, 0.5), (0.1, 30.0), (0.1, 30.0), (0.1, 30.0), (30.0, 30.0), (30.0, 30.0)])
+        client.deadline += low * (high / low) ** random.random() if not self.world.calm else 30.0
         client.alone = random.random() < weather.lone
         if random.random() < weather.grammars:
             client.grammar = random.choice(GRAMMARS)

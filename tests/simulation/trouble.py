@@ -6,6 +6,7 @@ from typing import Any
 from closeranks.protocol import Abort, RoomId
 from tests.simulation.ambush import TRAP_ACTS, TRAP_KINDS, Trap
 from tests.simulation.attempts import state_of
+from tests.simulation.network import SILENT_S
 
 
 def kill(run: Any, life: Any) -> None:
@@ -69,27 +70,39 @@ def trap(run: Any, life: Any) -> None:
 
 
 def strike(run: Any, life: Any) -> None:
-    """A word to a request in some state is lost, and something else befalls it before that is noticed."""
+    """A word to a request in some state is lost or late, and something else befalls it before that is noticed."""
     random, by_state = run.world.random, dict[str, list[Any]]()
     for request in run.gateway.table.open.values():
         if request.pair is not None:
             by_state.setdefault(state_of(request), []).append(request)
     if not by_state:
         return
-    request = random.choice(by_state[random.choice(sorted(by_state))])
+    requests = by_state[random.choice(sorted(by_state))]
+    request = random.choice(requests) if random.random() < 0.7 else min(requests, key=lambda x: x.deadline)
     room = RoomId(request.id, request.generation)
-    if random.random() < 0.8:
-        run.network.lose.add(room)
-    name = request.pair.decode if random.random() < 0.8 else request.pair.prefill
-    what = random.choice(["fault", "kill", "abort", "abort", "abort", "link", "leave", "cut", "nothing"])
-    run.world.after(random.random() ** 2, follow_up, run, run.network.engines[name], room, what)
+    engine = run.network.engines[request.pair.decode if random.random() < 0.8 else request.pair.prefill]
+    what = random.choice(["silence", "late", "late", *FOLLOW_UPS])
+    if what == "silence":
+        run.network.fates[room] = [0.0, SILENT_S + random.random()]
+    elif what == "late":
+        run.network.fates[room] = [0.0, 1.0 + random.random()]
+    else:
+        if random.random() < 0.8:
+            run.network.fates[room] = [0.0]
+        run.world.after(random.random() ** 2, follow_up, run, engine, request, room, what, 1 + random.randrange(40))
 
 
-def follow_up(run: Any, engine: Any, room: RoomId, what: str) -> None:
+FOLLOW_UPS = ["fault", "fault", "kill", "abort", "abort", "abort", "link", "leave", "cut"]
+
+
+def follow_up(run: Any, engine: Any, request: Any, room: RoomId, what: str, tries: int) -> None:
+    """As soon as something is missing, or after so many tries."""
     life, gateway = engine.life, run.gateway
-    if not run.loading or not life.alive:
+    if not run.loading or not life.alive or not gateway.alive:
         return
-    if what == "fault":
+    if tries and request.generation == room.generation and state_of(request) in ("placed", "spoke"):
+        run.world.after(0.02, follow_up, run, engine, request, room, what, tries - 1)
+    elif what == "fault":
         life.raise_in(run.world.random.randrange(len(life.ranks)))
     elif what == "kill":
         engine.kill()

@@ -39,10 +39,14 @@ class Weather:
     """Requests that make every rank raise that computes them."""
     grammars: float = 0.01
     """Requests whose tokens a grammar constrains; a rank compiles it first, or cannot."""
-    ambush: float = 0.0
+    ambush: float = 0.05
     """Submits whose room something befalls in a state drawn beforehand (see `ambush.py`)."""
-    echo: float = 0.0
+    brutal: float = 0.0
+    """Ambushes that strike the engine, too."""
+    echo: float = 0.03
     """Messages between leaders that are said again when their room has reached a state drawn beforehand."""
+    unheard: float = 0.0
+    """Submits that are lost, and nobody is told."""
     careless: bool = False
     """Gateways pair engines that do not match."""
     troubles: dict[str, float] = field(default_factory=dict)
@@ -57,14 +61,14 @@ WEATHERS = [
     Weather("tight storm", long=True, gap_s=0.03, aborts=0.6, mass=0.3, late=0.3, lateness_s=1.0),
     Weather("slow writers", late=0.5, lateness_s=4.0, aborts=0.6, gap_s=0.04),
     Weather("failing transfers", failing=0.15, late=0.1),
-    Weather("stuck transfers", sticking=0.05, aborts=0.3),
+    Weather("stuck transfers", sticking=0.15, aborts=0.3),
     Weather("damaged pages", damage=0.15),
     Weather("loss", loss=0.2, double=0.05, slow=0.1),
     Weather("echoes", double=0.4, slow=0.3, aborts=0.4, echo=0.1),
     Weather("broken links", troubles={"partition": 0.5}, late=0.1, aborts=0.3),
     Weather("restarts", troubles={"kill": 0.6, "raise": 0.6}, late=0.4, lateness_s=2.0),
     Weather("writers die", troubles={"kill_prefill": 1.0}, late=0.9, lateness_s=8.0, gap_s=0.02),
-    Weather("faults", troubles={"raise": 2.0, "digest": 1.0, "short": 0.5}),
+    Weather("faults", troubles={"raise": 2.0, "digest": 1.0, "short": 0.5}, slow=0.2),
     Weather("stalls", troubles={"stall": 0.8, "hang": 0.4, "pause": 0.3}),
     Weather("gateways die", troubles={"gateway": 0.2, "cut_gateway": 0.8}, aborts=0.4),
     Weather("leaks", leak=0.3, meddling=0.1, aborts=0.3, loss=0.1),
@@ -77,12 +81,14 @@ WEATHERS = [
     Weather("other versions", careless=True, troubles={"version": 1.0, "unlike": 0.2, "broken": 0.2, "kill": 0.2}),
     Weather("drains", troubles={"drain": 2.0, "raise": 0.6, "kill": 0.2}, gap_s=0.03, aborts=0.4),
     Weather("lone requests", lone=0.4, gap_s=0.03, aborts=0.3),
-    Weather("poison", poison=0.05),
+    Weather("poison", poison=0.05, slow=0.3),
     Weather("grammars", grammars=0.5, aborts=0.3),
-    Weather("ambushes", ambush=0.3, slow=0.3, gap_s=0.03),
-    Weather("words out of season", echo=0.3, ambush=0.1, slow=0.3, gap_s=0.03),
+    Weather("ambushes", ambush=0.3, brutal=0.4, slow=0.3, gap_s=0.03),
+    Weather("words out of season", echo=0.3, ambush=0.3, slow=0.3, gap_s=0.03),
+    Weather("unheard", unheard=0.2, slow=0.3, ambush=0.1, brutal=0.3),
     Weather("traps", troubles={"trap": 6.0}, gap_s=0.03, late=0.1),
-    Weather("strikes", troubles={"strike": 10.0}, gap_s=0.03),
+    Weather("strikes", troubles={"strike": 8.0}, gap_s=0.03),
+    Weather("strikes in a leak", troubles={"strike": 5.0, "cut_gateway": 0.3}, leak=0.1, slow=0.2),
     Weather("thin air", troubles={"thin": 0.8, "strike": 3.0, "cut_gateway": 0.4}, gap_s=0.03, leak=0.1),
     Weather(
         "everything",

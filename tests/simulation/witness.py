@@ -108,6 +108,10 @@ class Witness:
             self.computed_at = now
         elif now - self.computed_at > STARVED_S:
             raise Violation(f"{self.name}: {[str(x) for x in scheduler.decoding]} run without a step")
+        for room in leader.rooms.open.values():
+            grammar = life.desk.grammars.numbers.get(room.form)
+            if room.form and (grammar is None or not grammar.pending):
+                raise Violation(f"{self.name}: {room.id} waits for a grammar that is not being compiled")
         if leader.config.role != "both":
             self.look_at_peers()
             self.look_for_lost_words(now)

@@ -84,6 +84,18 @@ def an_old_number_is_evidence(self: Router, endpoint: str, now: float) -> bool:
     return False
 
 
+def late_charges_are_stale(self: Requests, request: Any, ended: Any, now: float) -> None:
+    return None
+
+
+def nobody_is_charged(self: Requests, request: Any, ended: Any) -> bool:
+    return False
+
+
+def suspects_among_others(self: Requests, request: Any, peer: str, now: float) -> Any:
+    return msgspec.structs.replace(SUBMIT(self, request, peer, now), alone=False)
+
+
 def prefill_decides(self: Requests, endpoint: str, ended: Any, now: float) -> None:
     request = self.open.get(ended.room.id)
     if request is not None and request.pair is not None and endpoint == request.pair.prefill:
@@ -102,6 +114,9 @@ BREACHES = [
     Breach("a generation is used twice", "law 3, M11", Requests, "_retry", generation_is_reused),
     Breach("missing tokens are taken for the end", "DESIGN 4, resume", Requests, "_unstick", a_missing_token_is_an_end),
     Breach("retryable ends reach the client", "DESIGN 4, resume", Requests, "_on_ended", retryable_ends_end),
+    Breach("a charge that comes late is dropped", "DESIGN 4, resume", Requests, "_charge_late", late_charges_are_stale),
+    Breach("nobody is charged for a failed step", "DESIGN 4, resume", Requests, "_charge", nobody_is_charged),
+    Breach("the twice charged run with others", "DESIGN 4, resume", Requests, "_submit", suspects_among_others),
     Breach("ended attempts stay counted", "law 4, M17", Requests, "_detach", attempts_stay_counted),
     Breach("deadlines are left to the engines", "law 2, M6", Requests, "on_time", deadlines_are_the_engines),
     Breach("a replaced engine goes unnoticed", "law 3, M18", Router, "on_status", restarts_unseen),

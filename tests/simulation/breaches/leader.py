@@ -18,7 +18,7 @@ from tests.simulation.breaches.breach import Breach
 LET_GO, SETTLE, SUBMITTED, ABORTED = Leader.let_go, Leader.settle, Admission.submitted, Leader.aborted
 STEP_REPORT, ISSUE, MATCH = Steps.report, Steps.issue, Cache.match
 RETIRE, PLAN_DECODE, BOOK_REPORT, JOINED = Pool.retire, Scheduler.plan_decode, Book.report, Leader.rank_joined
-FAULT = Leader.fault
+FAULT, COMPILED = Leader.fault, Admission.compiled
 
 
 def idle_steps_do_not_count(self: Steps, rows: Any, rooms: Any, at: float) -> Any:
@@ -95,6 +95,15 @@ def tombstones_are_forgotten(self: Admission, event: Any) -> None:
     SUBMITTED(self, event)
 
 
+def grammars_are_not_waited_for(self: Admission, event: Any) -> None:
+    SUBMITTED(self, msgspec.structs.replace(event, form=0))
+
+
+def failed_grammars_are_waited_for(self: Admission, message: Any) -> None:
+    if not message.error:
+        COMPILED(self, message)
+
+
 def no_tombstone(self: Rooms, room: Any, why: str) -> None:
     return None
 
@@ -146,6 +155,8 @@ BREACHES = [
     Breach("nobody is retracted", "law 3, M16", Scheduler, "relieve", nobody_is_retracted),
     Breach("a page is lost at each end", "law 4, M17", Pool, "retire", page_lost_at_each_end),
     Breach("a cached page is shared and may be evicted", "law 4, M17", Pool, "share", eviction_of_pages_in_use),
+    Breach("rows begin before their grammar is there", "law 1", Admission, "submitted", grammars_are_not_waited_for),
+    Breach("a grammar that failed is waited for", "law 2", Admission, "compiled", failed_grammars_are_waited_for),
     Breach("nobody is overdue", "law 2, M19", Steps, "overdue", nobody_is_overdue),
     Breach("a leader goes on after its fault", "law 2, M5", Leader, "fault", fault_goes_on),
     Breach("a lone request is batched", "DESIGN 4", Scheduler, "turn", lone_with_others),
