@@ -3,6 +3,8 @@
     python -m tests.e2e.exactness            the full product on the tiny model (prints one line a combination)
     python -m tests.e2e.exactness --cover    a cover of it in which every pair of values meets
     python -m tests.e2e.exactness --smollm2  such a cover on the default model, 1 to 3,000 tokens, several languages
+    python -m tests.e2e.exactness --seeded   drawn tokens in place of the likeliest ones, every request with a seed,
+                                             temperature and cuts, on the cover; or with --smollm2
 
 A combination is one `closeranks serve`; within it the same prompts go one by one and then 32 at once.
 """
@@ -91,6 +93,17 @@ def prompts() -> list[list[int]]:
     return found
 
 
+def seeded(number: int) -> dict[str, object]:
+    """Sampling parameters of the request of that number: pure draws, and every kind of cut."""
+    cuts: tuple[dict[str, object], ...] = (
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.5, "top_k": 20},
+        {"temperature": 0.9, "min_p": 0.05, "repetition_penalty": 1.2},
+    )
+    return {"seed": 1000 + number, **cuts[number % len(cuts)]}
+
+
 async def complete(
     session: aiohttp.ClientSession, url: str, prompt: list[int], count: int, **more: object
 ) -> list[int]:
@@ -111,22 +124,13 @@ async def hold_against(served: Served, expected: Sequence[Expected], tally: Tall
 
         async def one(e: Expected) -> list[int]:
             async with gate:
-                return await complete(session, served.url, e.prompt, len(e.tokens))
+                return await complete(session, served.url, e.prompt, len(e.tokens), **e.asked)
 
-        answers = await asyncio.gather(*(one(e) for e in expected))
-        again: list[tuple[list[int], int]] = []
-        for e, got in zip(expected, answers, strict=True):
-
-            def ask(prompt: list[int], count: int) -> list[int]:
-                again.append((prompt, count))
-                raise LookupError
-
-            try:
-                compare(e, ask, got, tally)
-            except LookupError:  # a near tie: go on with the reference's token
-                prompt, count = again.pop()
-                rest = Expected(prompt, e.tokens[-count:], e.gaps[-count:])
-                await hold_against(served, [rest], tally, 1)
+        left = list(expected)
+        while left:
+            answers = await asyncio.gather(*(one(e) for e in left))
+            settled = [compare(e, got, tally) for e, got in zip(left, answers, strict=True)]
+            left = [e.rest(done) for e, done in zip(left, settled, strict=True) if done < len(e.tokens)]
 
 
 def check(
@@ -138,7 +142,7 @@ def check(
     """
     tally = Tally()
     if combination[5] == "none":
-        expected = [Expected(e.prompt, e.tokens[:SHORT], e.gaps[:SHORT]) for e in expected]
+        expected = [e.first(SHORT) for e in expected]
     with serve(model, *flags(combination, tight, ample)) as served:
         asyncio.run(hold_against(served, expected, tally, 1))
         asyncio.run(hold_against(served, expected, tally, AT_ONCE))
@@ -155,6 +159,7 @@ def main() -> int:
     parser.add_argument("--cover", action="store_true")
     parser.add_argument("--from", type=int, default=0, dest="first", help="skip this many combinations")
     parser.add_argument("--smollm2", action="store_true")
+    parser.add_argument("--seeded", action="store_true")
     args = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="crt-"))
     model: Path | str
@@ -162,14 +167,14 @@ def main() -> int:
         tokenizer = Tokenizer.from_file(str(smollm.folder(place) / "tokenizer.json"))
         reference = Reference(place)
         given = smollm.prompts(lambda text: tokenizer.encode(text).ids)
-        expected = [reference.continue_(prompt, OUTPUT) for prompt in given]
         # together 380 pages: 250 hold the longest alone, but not all at once
         model, combinations, pages = "", cover(SMOLLM2), (250, 700)
     else:
         model = tiny.make(place)
         reference = Reference(model)
-        expected = [reference.continue_(prompt, OUTPUT) for prompt in prompts()]
-        combinations, pages = (cover() if args.cover else product()), (120, 2000)
+        given = prompts()
+        combinations, pages = (cover() if args.cover or args.seeded else product()), (120, 2000)
+    expected = [reference.continue_(p, OUTPUT, seeded(i) if args.seeded else None) for i, p in enumerate(given)]
     total, failed, begin = Tally(), 0, time.monotonic()
     for i, combination in enumerate(combinations[args.first :], args.first + 1):
         try:

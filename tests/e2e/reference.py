@@ -1,26 +1,45 @@
-"""What `transformers` says, greedily, in fp32, on the same weights; and the rule by which an answer equals it.
+"""What `transformers` says, in fp32, on the same weights; and the rule by which an answer equals it.
 
-A token may differ only where the reference's two best logits are closer than `NEAR`, in at most 1 of 1,000 positions;
-the run then goes on with the reference's token.
+Greedy: a token may differ only where the reference's two best logits are closer than `NEAR`, in at most 1 of 1,000
+positions. Seeded: only where the reference's draw lies within `NEAR_DRAW` of another outcome, counted. The run then
+goes on with the reference's token.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from closeranks.protocol import Sampling
+from tests.engine.rank.oracle import oracle
+
 NEAR = 5e-4
+NEAR_DRAW = 1e-5
 ALLOWED = 1 / 1000
 
 
 @dataclass
 class Expected:
-    """Greedy continuation of a prompt: tokens, and at each the distance of the two best logits."""
+    """Continuation of a prompt: tokens, and with each how far the next outcome is (logits; or probability)."""
 
     prompt: list[int]
     tokens: list[int]
     gaps: list[float]
+    asked: dict[str, Any] = field(default_factory=dict)
+    """Sampling parameters of the request; none: greedy."""
+
+    @property
+    def near(self) -> float:
+        return NEAR_DRAW if self.asked else NEAR
+
+    def rest(self, done: int) -> "Expected":
+        """What is expected after the first `done` tokens, which count as prompt."""
+        return Expected(self.prompt + self.tokens[:done], self.tokens[done:], self.gaps[done:], self.asked)
+
+    def first(self, count: int) -> "Expected":
+        return Expected(self.prompt, self.tokens[:count], self.gaps[:count], self.asked)
 
 
 @dataclass
@@ -42,43 +61,43 @@ class Reference:
         self.model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.inference_mode()
-    def continue_(self, prompt: Sequence[int], count: int) -> Expected:
-        out = self.model(torch.tensor([list(prompt)]), use_cache=True, logits_to_keep=1)
-        tokens: list[int] = []
-        gaps: list[float] = []
+    def continue_(self, prompt: Sequence[int], count: int, asked: dict[str, Any] | None = None) -> Expected:
+        """`asked`: sampling parameters with a seed, no penalties that tell prompt from output; left out: greedy."""
+        given = list(prompt)
+        expected = Expected(given, [], [], asked or {})
+        sampling = Sampling(**asked) if asked else None
+        out = self.model(torch.tensor([given]), use_cache=True, logits_to_keep=1)
         while True:
-            best = out.logits[0, -1].topk(2)
-            tokens.append(int(best.indices[0]))
-            gaps.append(float(best.values[0] - best.values[1]))
-            if len(tokens) == count:
-                return Expected(list(prompt), tokens, gaps)
+            logits = out.logits[0, -1]
+            if sampling is None:
+                best = logits.topk(2)
+                token, gap = int(best.indices[0]), float(best.values[0] - best.values[1])
+            else:
+                known = given + expected.tokens
+                token, gap = oracle(logits.numpy(), sampling, known, len(given), len(known))
+            expected.tokens.append(token)
+            expected.gaps.append(gap)
+            if len(expected.tokens) == count:
+                return expected
             out = self.model(
-                torch.tensor([[tokens[-1]]]), past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1
+                torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1
             )
 
 
-def compare(expected: Expected, ask: Callable[[list[int], int], list[int]], got: list[int], tally: Tally) -> None:
-    """Hold an answer against the reference; `ask(prompt, count)` continues after a near tie.
+def compare(expected: Expected, got: list[int], tally: Tally) -> int:
+    """Hold an answer against the reference; how many tokens are settled.
 
-    Raises AssertionError at the first token that differs where the reference was sure.
+    All, or up to a near tie that went the other way: what follows it is a different text, and has to be asked for again
+    after the reference's token. Raises AssertionError at the first token that differs where the reference was sure.
     """
-    done = 0
-    while True:
-        count = len(expected.tokens) - done
-        assert len(got) == count, f"{len(got)} tokens instead of {count}"
-        for i, token in enumerate(got):
-            at = done + i
-            tally.positions += 1
-            if token != expected.tokens[at]:
-                assert expected.gaps[at] < NEAR, (
-                    f"token {at} after a prompt of {len(expected.prompt)}: {token} instead of {expected.tokens[at]}, "
-                    f"where the two best logits are {expected.gaps[at]:.2e} apart"
-                )
-                tally.ties += 1
-                done = at + 1
-                break
-        else:
-            return
-        if done == len(expected.tokens):
-            return
-        got = ask(expected.prompt + expected.tokens[:done], len(expected.tokens) - done)
+    assert len(got) == len(expected.tokens), f"{len(got)} tokens instead of {len(expected.tokens)}"
+    for at, (token, right, gap) in enumerate(zip(got, expected.tokens, expected.gaps, strict=True)):
+        tally.positions += 1
+        if token != right:
+            assert gap < expected.near, (
+                f"token {at} after a prompt of {len(expected.prompt)}: {token} instead of {right}, "
+                f"where the next outcome is {gap:.2e} away"
+            )
+            tally.ties += 1
+            return at + 1
+    return len(got)

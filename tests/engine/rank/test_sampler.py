@@ -8,32 +8,9 @@ from hypothesis import strategies as st
 
 from closeranks.engine.rank.sampler import Draw, History, NotFinite, needs_history, sample, uniform
 from closeranks.protocol import Sampling
+from tests.engine.rank.oracle import oracle
 
 VOCAB = 40
-
-
-def oracle(logits: np.ndarray, s: Sampling, tokens: list[int], prompt: int, position: int) -> tuple[int, float]:
-    """(token, distance of the draw from the nearest boundary, in probability)."""
-    x = logits.astype(np.float32).copy()
-    output = tokens[prompt:]
-    for t in set(tokens):
-        if s.repetition_penalty != 0:
-            x[t] = x[t] / np.float32(s.repetition_penalty) if x[t] > 0 else x[t] * np.float32(s.repetition_penalty)
-    for t in set(output):
-        x[t] -= np.float32(s.frequency_penalty) * output.count(t) + np.float32(s.presence_penalty)
-    if s.temperature == 0:
-        return int(np.argmax(x)), 1.0
-    p = np.exp((x.astype(np.float64) - x.max()) / s.temperature)
-    if s.top_k > 0:
-        p[p < np.sort(p)[::-1][min(s.top_k, len(p)) - 1]] = 0
-    if s.top_p < 1:
-        total = p.sum()
-        above = np.asarray([p[p > value].sum() for value in p])
-        p[(above >= s.top_p * total) & (p < p.max())] = 0
-    p[p < s.min_p * p.max()] = 0
-    c = np.cumsum(p)
-    u = uniform(s.seed, position) * c[-1]
-    return int(np.argmax(c > u)), float(np.abs(c - u).min() / c[-1])
 
 
 def history(s: Sampling, tokens: list[int], prompt: int) -> History | None:
