@@ -47,8 +47,14 @@ bench-codec: $(VENV)/.dev
 	bench/codec_peers/setup.sh $(PEERS)
 	CLOSERANKS_VLLM_VENV=$(PEERS)/vllm CLOSERANKS_SGLANG_VENV=$(PEERS)/sglang $(BIN)/python bench/codec_peers/compare.py
 
-# Every benchmark that needs no peer installed; prints Markdown tables (docs/benchmarks.md says how they are read).
+# Every benchmark; prints Markdown tables (docs/benchmarks.md says how they are read). vLLM is measured beside the engine
+# where VLLM_VENV names an environment that has it; without one, transformers alone is.
+VLLM_VENV ?=
+BENCH_MODEL ?= .bench/smollm2
 bench: $(VENV)/.dev
+	$(BIN)/python -m tests.e2e.smollm $(BENCH_MODEL)
+	$(BIN)/python bench/serve_throughput.py --model $(BENCH_MODEL) $(if $(VLLM_VENV),--vllm $(VLLM_VENV))
+	$(BIN)/python bench/serve_growth.py
 	$(BIN)/python bench/model_limits.py
 	$(BIN)/python bench/leader_cost.py
 	$(BIN)/python bench/collectives.py

@@ -1,7 +1,11 @@
-"""SmolLM2 for tests: served from the package's GGUF file, held against `transformers` on the same weights."""
+"""SmolLM2 for tests: served from the package's GGUF file, held against `transformers` on the same weights.
+
+`python -m tests.e2e.smollm FOLDER` writes it as a Hugging Face folder, for peers that read no GGUF.
+"""
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +45,8 @@ def folder(place: Path) -> Path:
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "torch_dtype": "float32",
     }  # fmt: skip
     (place / "config.json").write_text(json.dumps(config, indent=1))
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "model_max_length": 8192}
+    (place / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=1))
     shutil.copy(converted.path / "tokenizer.json", place)
     shutil.copy(converted.path / "chat_template.jinja", place)
     return place
@@ -56,3 +62,7 @@ def prompts(encode: Callable[[str], list[int]]) -> list[list[int]]:
     made = [stream[i : i + length] for i, length in enumerate(LENGTHS)]
     shared = stream[100:180]
     return made + ids[:3] + [shared + text for text in ids[3:]]
+
+
+if __name__ == "__main__":
+    folder(Path(sys.argv[1]))
