@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ sides = st.lists(
         name=st.sampled_from(NAMES),
         kind=st.sampled_from(["sglang", "vllm", "trtllm", "closeranks"]),
         role=st.sampled_from(["prefill", "decode", "both"]),
+        group=st.sampled_from(["", "m"]),
         version=st.sampled_from(["", "0.5.13.post1", "0.5.23", "0.32.0", "v1.2rc3", "main"]),
         loop=st.sampled_from(["lives", "stands", "unknown"]),
         obstacle=st.sampled_from(["", "", "", "renamed itself"]),
@@ -48,6 +50,7 @@ policies = st.builds(
     sides=st.sampled_from(["auto", "wedged", "both"]),
     cooldown_s=st.floats(0, 4000),
     per_hour=st.integers(0, 4),
+    peers=st.lists(st.sampled_from(NAMES), max_size=2).map(tuple),
 )
 pasts = st.lists(st.builds(Restart, st.sampled_from(NAMES), st.floats(0, 8000)), max_size=8)
 
@@ -141,14 +144,25 @@ def test_closeranks_forgets_a_peer_that_was_replaced() -> None:
     assert [a.engine for a in made.rungs[0].actions if a.kind == "end"] == ["decode-31022"]
 
 
-def test_of_several_prefills_none_is_ended_before_the_wedged_one_alone_was_tried() -> None:
+def test_of_several_prefills_none_is_ended_on_a_guess() -> None:
     sides = [*pair(), Side(name="prefill-31031", role="prefill", kind="sglang", version="0.5.23", loop="lives")]
     made = plan(DESYNC, sides, Policy())
+    assert kinds(made, "end") == ["decode-31022"]
     assert isinstance(made, Plan)
-    assert [[a.engine for a in r.actions if a.kind == "end"] for r in made.rungs] == [
+    assert "prefill-31021, prefill-31031" in made.notes[0]
+    named = plan(DESYNC, sides, Policy(peers=("prefill-31021", "prefill-31031")))
+    assert isinstance(named, Plan)
+    assert [[a.engine for a in r.actions if a.kind == "end"] for r in named.rungs] == [
         ["decode-31022"],
         ["prefill-31021", "prefill-31031"],
     ]
+
+
+def test_an_engine_of_another_service_is_no_peer() -> None:
+    other = [msgspec.structs.replace(s, name=s.name + "9", group="another model") for s in pair()]
+    assert kinds(plan(DESYNC, [*pair(), *other], Policy()), "end") == ["prefill-31021", "decode-31022"]
+    same = [msgspec.structs.replace(s, name=s.name + "9") for s in pair()]
+    assert kinds(plan(DESYNC, [*pair(), *same], Policy()), "end") == ["decode-31022"]
 
 
 def test_live_loops_are_told_to_abort_before_anything_is_ended() -> None:

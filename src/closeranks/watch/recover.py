@@ -46,6 +46,7 @@ from closeranks.watch.recover_state import (
     Refusal,
     Result,
     Side,
+    counterparts,
     next_step,
     plan,
 )
@@ -57,6 +58,16 @@ SLACK_S = 15.0
 """On top of a step's own deadline, before it is given up from outside."""
 
 log = structlog.get_logger()
+
+
+def default_folder() -> Path:
+    """Where recovery keeps its own on this machine: the same for every process of a user, so that one of them acts."""
+    state = os.environ.get("CLOSERANKS_STATE_DIR")
+    if state:
+        return Path(state) / "recover"
+    if os.geteuid() == 0:
+        return Path("/var/lib/closeranks/recover")
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state", "closeranks/recover")
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,13 +286,21 @@ class Recovery:
                     kind=engine.kind,
                     role=engine.role,
                     version=version,
+                    group=ends[engine.name].group,
                     loop=loop,
                     obstacle=obstacle,
                 )
             )
         from_where = self._journal_entries() if journal is None else journal.entries
         made = plan(case, sides, self.policy, restarts(from_where, self._clock()))
-        return made, Facts(targets, ends)
+        if isinstance(made, Refusal):
+            return made, Facts({}, {})
+        part = {name for action in made.actions for name in action.engines}
+        near = {c.name for s in sides if s.name in part for c in counterparts(s, sides)}
+        return made, Facts(
+            {name: target for name, target in targets.items() if name in part},
+            {name: end for name, end in ends.items() if name in part | near},
+        )
 
     def _find(self, engine: EngineSeen) -> Target:
         choice = self._choices.get(engine.name, Choice())

@@ -57,6 +57,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often a failed check is made again."""
     ramp: tuple[int, ...] = (1, 2, 4)
     """Check requests at a time while an engine is admitted again; every step must pass."""
+    peers: tuple[str, ...] = ()
+    """The engines that work together with those to blame (names). Without it: the only one of the other role that
+    serves the same model here; where several could be, none is touched."""
     router: str = ""
     """Address of the router or gateway before the engines: drained and admitted there, checked through it."""
     resume_within_s: float = 900.0
@@ -70,6 +73,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     role: Literal["prefill", "decode", "both"]
     version: str = ""
+    group: str = ""
+    """What engines that hand over to each other have in common: model and transfer backend."""
     loop: Loop = "unknown"
     obstacle: str = ""
     """Why it could not be started again; empty: it can."""
@@ -153,7 +158,9 @@ def plan(case: Case, sides: Sequence[Side], policy: Policy, past: Iterable[Resta
             return held
     notes: list[str] = []
     peers = []
-    for side in _peers(blamed, sides):
+    candidates, doubt = _peers(blamed, sides, policy)
+    notes += [doubt] if doubt else []
+    for side in candidates:
         held = _held(side.name, policy, past)
         why_not = side.obstacle or (held.reason if held else "")
         if why_not:
@@ -278,12 +285,24 @@ def _verify(names: tuple[str, ...], policy: Policy) -> Action:
     return Action("verify", "", names, policy.verify_s * policy.verify_tries, "one request through the real path")
 
 
-def _peers(blamed: Sequence[Side], sides: Sequence[Side]) -> list[Side]:
-    """Engines on the other side of a hand-over from one that is to blame."""
-    other = {"prefill": "decode", "decode": "prefill"}
-    wanted = {(side.kind, other[side.role]) for side in blamed if side.role in other}
+def counterparts(one: Side, sides: Sequence[Side]) -> list[Side]:
+    """Engines that could be on the other side of a hand-over from this one."""
+    other = {"prefill": "decode", "decode": "prefill"}.get(one.role)
+    return [side for side in sides if (side.kind, side.group, side.role) == (one.kind, one.group, other)]
+
+
+def _peers(blamed: Sequence[Side], sides: Sequence[Side], policy: Policy) -> tuple[list[Side], str]:
+    """Engines that share their hand-overs with one that is to blame, and why there are none where there might be.
+
+    Two services on one machine look like one with two of each; nobody's engine is ended on a guess.
+    """
     names = {side.name for side in blamed}
-    return [side for side in sides if (side.kind, side.role) in wanted and side.name not in names]
+    found = {c.name: c for side in blamed for c in counterparts(side, sides) if c.name not in names}
+    if policy.peers:
+        return [side for side in sides if side.name in policy.peers and side.name not in names], ""
+    if len(found) <= 1 and all(len(counterparts(c, sides)) <= 1 for c in found.values()):
+        return list(found.values()), ""
+    return [], f"which of {', '.join(sorted(found))} belongs to it is not known: none is touched (name them as peers)"
 
 
 def _held(engine: str, policy: Policy, past: Sequence[Restart]) -> Refusal | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -83,7 +83,7 @@ class Hands:
         tries = self._policy.verify_tries
         for left in reversed(range(tries)):
             try:
-                return await self._wire.check(action.engines, self._facts.endpoints, self._policy.verify_s)
+                return await self._check(action.engines)
             except StepFailed:
                 if not left:
                     raise
@@ -99,10 +99,14 @@ class Hands:
             return says
         for count in self._policy.ramp:
             self._heed()
-            await wire.check(list(ends), ends, self._policy.verify_s, at_once=count)
+            await self._check(action.engines, count)
             if wire.router:
                 await asyncio.gather(*(wire.through_router(self._policy.verify_s) for _ in range(count)))
         return f"{says}; {' then '.join(map(str, self._policy.ramp))} check requests at a time passed"
+
+    async def _check(self, engines: Sequence[str], at_once: int = 1) -> str:
+        limit_s, every = self._policy.verify_s, bool(self._policy.peers)
+        return await self._wire.check(engines, self._facts.endpoints, limit_s, at_once, every)
 
     async def _pause(self) -> None:
         self._heed()

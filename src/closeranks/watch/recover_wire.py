@@ -9,7 +9,8 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -36,6 +37,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     role: str
     url: str
+    group: str = ""
+    """As of `Side`."""
     bootstrap_port: int = 8998
     key: str = ""
 
@@ -56,9 +59,15 @@ def endpoint_of(engine: EngineSeen) -> Endpoint:
         kind=engine.kind,
         role=engine.role,
         url=(engine.url or "").rstrip("/"),
+        group=group_of(engine),
         bootstrap_port=int(port) if port.isdigit() else 8998,
         key=flag(engine.argv, "--api-key") or "",
     )
+
+
+def group_of(engine: EngineSeen) -> str:
+    """What engines that hand over to each other have in common, by their flags."""
+    return f"{flag(engine.argv, '--model-path', '--model') or ''} {engine.backend}"
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -173,27 +182,36 @@ class Wire:
         except StepFailed:
             return False
 
-    async def check(self, names: Sequence[str], ends: Mapping[str, Endpoint], limit_s: float, at_once: int = 1) -> str:
-        """A request through every pair of a prefill and a decode that one of `names` is part of, `at_once` times.
+    async def check(
+        self, names: Sequence[str], ends: Mapping[str, Endpoint], limit_s: float, at_once: int = 1, every: bool = False
+    ) -> str:
+        """Requests through the pairs of a prefill and a decode that each of `names` can be part of, `at_once` times.
 
-        Engines that do both are asked by themselves, closeranks' through its gateway. Raises StepFailed when one
-        brings no token, and when there is no path to check.
+        `every`: all pairs must carry them; else one for each engine is enough, because another may belong to another
+        service. Engines that do both are asked by themselves, closeranks' through their gateway. Raises StepFailed
+        when a token does not come, and when there is no path to check.
         """
-        ways = []
-        for prefill, decode in pairs(names, ends):
-            ways += [self._pair(prefill, decode, limit_s) for _ in range(at_once)]
-        alone = {e.url: e for n in names if (e := ends[n]).url and (e.role == "both" or e.kind == "closeranks")}
-        for one in alone.values():
-            ways += [self._completion(one.url, one.headers, limit_s) for _ in range(at_once)]
-        if not ways and self.router:
-            ways = [self.through_router(limit_s) for _ in range(at_once)]
-        if not ways:
-            raise StepFailed("not checked: the other side of the hand-over is not seen here, and no router is known")
-        began = time.monotonic()
-        for result in await asyncio.gather(*ways, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
-        return f"{len(ways)} request(s) through the real path answered with tokens in {time.monotonic() - began:.2f} s"
+        began, asked = time.monotonic(), 0
+        for name in names:
+            ways = self._ways(ends[name], ends, limit_s)
+            if not ways and self.router:
+                ways = [lambda: self.through_router(limit_s)]
+            if not ways:
+                raise StepFailed(f"{name} was not checked: its other side is not seen here, and no router is known")
+            runs = [asyncio.gather(*(way() for _ in range(at_once))) for way in ways]
+            failed = [r for r in await asyncio.gather(*runs, return_exceptions=True) if isinstance(r, BaseException)]
+            if failed and (every or len(failed) == len(ways)):
+                raise failed[0]
+            asked += (len(ways) - len(failed)) * at_once
+        took = time.monotonic() - began
+        return f"{asked} request(s) through the real path answered with tokens in {took:.2f} s"
+
+    def _ways(self, one: Endpoint, ends: Mapping[str, Endpoint], limit_s: float) -> list[Callable[[], Awaitable[None]]]:
+        if not one.url:
+            return []
+        if one.role == "both" or one.kind == "closeranks":
+            return [partial(self._completion, one.url, one.headers, limit_s)]
+        return [partial(self._pair, prefill, decode, limit_s) for prefill, decode in pairs(one, ends)]
 
     async def through_router(self, limit_s: float) -> None:
         """One completion through the router. Raises StepFailed."""
@@ -294,22 +312,26 @@ class Wire:
                 asyncio.timeout(limit_s),
                 self._session.request(method, url, json=json_body, headers=headers) as answer,
             ):
-                return Answer(answer.status, await answer.content.read(ANSWER_BYTES))
+                body = bytearray()
+                async for part in answer.content.iter_any():
+                    body += part
+                    if len(body) > ANSWER_BYTES:
+                        break
+                return Answer(answer.status, bytes(body))
         except TimeoutError as error:
             raise StepFailed(f"{_shown(url)} did not answer in {limit_s:.0f} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise StepFailed(f"{_shown(url)}: {type(error).__name__}: {error}") from error
 
 
-def pairs(names: Sequence[str], ends: Mapping[str, Endpoint]) -> list[tuple[Endpoint, Endpoint]]:
-    """(prefill, decode) of the same kind of engine, with one of `names` in it."""
+def pairs(one: Endpoint, ends: Mapping[str, Endpoint]) -> list[tuple[Endpoint, Endpoint]]:
+    """(prefill, decode) that this engine can be part of: same kind, model and backend."""
     found = []
-    for prefill in ends.values():
-        for decode in ends.values():
-            sides = prefill.role == "prefill" and decode.role == "decode" and prefill.kind == decode.kind
-            reach = prefill.url and decode.url and prefill.kind in ("sglang", "vllm")
-            if sides and reach and (prefill.name in names or decode.name in names):
-                found.append((prefill, decode))
+    for other in ends.values():
+        prefill, decode = (one, other) if one.role == "prefill" else (other, one)
+        alike = (prefill.kind, prefill.group) == (decode.kind, decode.group) and prefill.kind in ("sglang", "vllm")
+        if alike and prefill.role == "prefill" and decode.role == "decode" and prefill.url and decode.url:
+            found.append((prefill, decode))
     return found
 
 

@@ -1,0 +1,192 @@
+"""`closeranks recover`: end and restart wedged engines by hand, in the steps that the watch would take."""
+
+import argparse
+import asyncio
+import getpass
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from closeranks.cli import _recover
+from closeranks.cli._settings import SettingsError, add_flags, gather, options
+from closeranks.watch.discover import Finder
+from closeranks.watch.recover import Outcome, Recovery
+from closeranks.watch.recover_act import loops_of
+from closeranks.watch.recover_journal import Entry, JournalDamaged, episodes, read
+from closeranks.watch.recover_state import Case, Refusal
+from closeranks.watch.snapshot import EngineSeen
+
+HELP = "bring wedged engines back: end their process trees, start them, check the path (or show how, with --dry-run)"
+_OPTIONS = options([_recover.POLICY], frozenset())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One of --dry-run, --act, --resume, --stop, --go-on, --journal; engines and the policy."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--dry-run", action="store_true", help="show the steps and their commands, change nothing")
+    what.add_argument("--act", action="store_true", help="carry them out")
+    what.add_argument("--resume", action="store_true", help="go on with a recovery that was interrupted, or close it")
+    what.add_argument(
+        "--stop", action="store_true", help="no step of any recovery begins any more, the watch's included"
+    )
+    what.add_argument("--go-on", action="store_true", help="take --stop back")
+    what.add_argument("--journal", action="store_true", help="what was done, step by step")
+    parser.add_argument("--engine", action="append", default=[], metavar="NAME", help="one to blame; repeatable")
+    parser.add_argument("--verdict", default="UNDETERMINED", metavar="CLASS", help="what `closeranks diagnose` said")
+    parser.add_argument("--json", action="store_true", help="JSON, schema 1")
+    _recover.add_arguments(parser)
+    add_flags(parser, _OPTIONS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 recovered or shown, 1 failed or refused, 2 usage, 3 no such engine, stopped, or another process acts."""
+    try:
+        show = (lambda shown: None) if args.json else _recover.show_step
+        recovery = _recover.recovery_of(args, gather(args, _OPTIONS), show)
+    except SettingsError as error:
+        print(f"closeranks recover: {error}", file=sys.stderr)
+        return 2
+    if args.stop or args.go_on:
+        return _stop(recovery, args.stop)
+    if args.journal:
+        return _journal(recovery, args.json)
+    if args.resume:
+        outcome = asyncio.run(recovery.resume())
+        return _say(outcome, args.json) if outcome else _nothing(args.json)
+    if not args.engine:
+        print("closeranks recover: --engine NAME says which is to blame; `closeranks watch --check` lists them",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    engines = Finder().find()
+    blamed, wrong = _named(args.engine, engines)
+    if wrong:
+        print(f"closeranks recover: {wrong}", file=sys.stderr)
+        return 3
+    case = Case(blamed=blamed, verdict=args.verdict, summary="by an operator")
+    return asyncio.run(
+        _dry_run(recovery, case, engines, args.json) if args.dry_run else _act(recovery, case, engines, args.json)
+    )
+
+
+def _named(wanted: Sequence[str], engines: Sequence[EngineSeen]) -> tuple[tuple[str, ...], str]:
+    """Names of engines; a beginning is enough where it fits one (`decode`). And what is wrong with them."""
+    found = []
+    for text in wanted:
+        fits = [e.name for e in engines if e.name == text] or [e.name for e in engines if e.name.startswith(text)]
+        if len(fits) != 1:
+            seen = ", ".join(e.name for e in engines) or "none"
+            return (), f"--engine {text}: {'several fit' if fits else 'no such engine'}; seen here: {seen}"
+        found.append(fits[0])
+    return tuple(dict.fromkeys(found)), ""
+
+
+async def _dry_run(recovery: Recovery, case: Case, engines: Sequence[EngineSeen], as_json: bool) -> int:
+    preview = await recovery.preview(case, engines, await loops_of(engines))
+    made = preview.plan
+    if isinstance(made, Refusal):
+        if as_json:
+            print(json.dumps({"schema": 1, "plan": None, "refused": made.reason, "wait_s": made.wait_s}))
+        else:
+            print(f"nothing would be done: {made.reason}")
+        return 1
+    steps = [
+        {
+            "step": number,
+            "kind": action.kind,
+            "engines": list(action.engines),
+            "deadline_s": action.deadline_s,
+            "why": action.why,
+            "command": shlex.join(preview.commands.get(number, ())),
+        }
+        for number, action in enumerate(made.actions)
+    ]
+    if as_json:
+        print(json.dumps({"schema": 1, "plan": steps, "notes": made.notes, "untried": preview.untried}))
+        return 0
+    number = 0
+    for rung in made.rungs:
+        print(f"{rung.name}:")
+        for action in rung.actions:
+            print(f"  {number:2} {action.kind:6} {', '.join(action.engines)}  (at most {action.deadline_s:.0f} s)")
+            if number in preview.commands:
+                print(f"       {shlex.join(preview.commands[number])}")
+            number += 1
+    print("then:")
+    for action in made.after:
+        print(f"  {number:2} {action.kind:6} {', '.join(action.engines)}")
+        number += 1
+    for note in made.notes:
+        print(f"note: {note}")
+    for name in preview.untried:
+        print(f"note: the commands of {name} follow its documentation; they were not run in this project's tests")
+    return 0
+
+
+async def _act(recovery: Recovery, case: Case, engines: Sequence[EngineSeen], as_json: bool) -> int:
+    return _say(await recovery.recover(case, engines, await loops_of(engines)), as_json)
+
+
+def _say(outcome: Outcome, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"schema": 1, **msgspec.to_builtins(outcome)}))
+    else:
+        print(f"{outcome.status}: {outcome.says}" + (f" ({outcome.took_s:.1f} s)" if outcome.took_s else ""))
+    return {"recovered": 0, "failed": 1, "refused": 1}.get(outcome.status, 3)
+
+
+def _nothing(as_json: bool) -> int:
+    print(json.dumps({"schema": 1, "status": "nothing"}) if as_json else "no recovery was interrupted")
+    return 0
+
+
+def _stop(recovery: Recovery, stop: bool) -> int:
+    try:
+        if stop:
+            recovery.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            recovery.stop_file.write_text(
+                f"{getpass.getuser()} at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n"
+            )
+        else:
+            recovery.stop_file.unlink(missing_ok=True)
+    except OSError as error:
+        print(f"closeranks recover: {recovery.stop_file}: {error.strerror}", file=sys.stderr)
+        return 3
+    print(f"{recovery.stop_file} {'is there: no step begins' if stop else 'is gone: steps may begin'}")
+    return 0
+
+
+def _journal(recovery: Recovery, as_json: bool) -> int:
+    try:
+        entries = read(recovery.folder / "journal")
+    except (OSError, JournalDamaged) as error:
+        print(f"closeranks recover: {error}", file=sys.stderr)
+        return 3
+    if as_json:
+        for entry in entries:
+            print(json.dumps({"schema": 1, **_flat(entry)}))
+        return 0
+    for name, own in episodes(entries):
+        print(name)
+        for entry in own:
+            fields = _flat(entry)
+            head = f"{fields['time']}  {entry.event:7} {fields['kind']:6} {fields['engine']:28}"
+            print(f"  {head} {entry.took_s:7.2f} s  {entry.says}")
+    return 0
+
+
+def _flat(entry: Entry) -> dict[str, object]:
+    action = entry.action
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.at.wall)),
+        "plan": entry.plan,
+        "event": entry.event,
+        "step": entry.step,
+        "kind": action.kind if action else "",
+        "engine": (action.engine or ", ".join(action.engines)) if action else "",
+        "took_s": entry.took_s,
+        "says": entry.says,
+    }
