@@ -76,7 +76,7 @@ def flags(combination: Combination, tight: int = 120, ample: int = 2000) -> list
         out.append("--disable-overlap-schedule")
     if radix == "off":
         out.append("--disable-radix-cache")
-    out += ["--num-pages", str(tight if retraction == "forced" else ample), "--threads", "1"]
+    out += ["--num-pages", str(tight if retraction == "forced" else ample), "--threads", "1", "--no-spares"]
     return out
 
 
