@@ -6,7 +6,7 @@
 
 - Only a proof, or an inference with a second signal (`rules`), leads to `confirmed`; it stays until the engine has
   moved again for a while or is replaced. A proof stays for the life of the engine.
-- `healthy` needs a sign of life in the same look. Without one, and without a suspicion, an engine is `blind`.
+- `healthy` needs a sign of life, at most a few seconds old. Without one, and without a suspicion, an engine is `blind`.
 - `excluded` says what it is instead.
 """
 
@@ -20,6 +20,8 @@ from closeranks.watch.snapshot import EngineSeen, Evidence, Phase, Snapshot, Sta
 from closeranks.watch.tracks import Key, Track, advance
 from closeranks.watch.view import View
 
+LIVELY_S = 5.0
+"""A sign of life holds for so long: between two readings of a signal there is none."""
 GONE_KEPT_S = 600.0
 """An engine that ended as wanted is remembered for so long."""
 
@@ -36,6 +38,8 @@ class Past(msgspec.Struct, frozen=True):
     """Its confirmation rests on a proof."""
     supported: float = -1e9
     """When a suspicion last had a sign."""
+    lively: float = -1e9
+    """When it was last healthy by a sign of life."""
     moving: float | None = None
     """Since when it shows signs of life without a break."""
     ended: float | None = None
@@ -80,7 +84,7 @@ def urgent(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> froz
     for engine in snapshot.engines:
         view = View(engine, snapshot, memory.tracks, memory.states)
         unheard = view.says("http", "accepts") and not view.says("http", "answers")
-        if unheard or (engine.kind != "vllm" and rules.still_s(view) >= limits.still_s / 2):
+        if rules.stalling(view) or unheard or (engine.kind != "vllm" and rules.still_s(view) >= limits.still_s / 2):
             found.add(engine.name)
     return frozenset(found)
 
@@ -138,7 +142,11 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
     if rules.paused(view):
         return "excluded", (rules.PAUSED,), own
     signs = rules.alive(view)
-    return ("healthy", signs, own) if signs else ("blind", _nothing(view), own)
+    if signs:
+        return "healthy", signs, msgspec.structs.replace(own, lively=at)
+    if before is not None and before.phase == "healthy" and at - own.lively < LIVELY_S:
+        return "healthy", before.why, own
+    return "blind", _nothing(view), own
 
 
 def _nothing(view: View) -> tuple[Evidence, ...]:

@@ -69,7 +69,7 @@ def alive(view: View) -> tuple[Evidence, ...]:
     running = [p for p in view.engine.deciders if _runs(view, p)]
     if running and len(running) == len(view.engine.deciders):
         found.append(Evidence("proc", None, "the main threads of all ranks run"))
-    if no_work(view):
+    if view.engine.kind in ("vllm", "trtllm") and no_work(view):  # others' loops turn without work too
         found.append(Evidence("counters", None, "no request is in it"))
     return tuple(found)
 
@@ -297,6 +297,12 @@ def stalled_s(view: View) -> float:
     return min([held.flat_s, *flats]) if flats else 0.0
 
 
+def stalling(view: View) -> bool:
+    """Whether two readings in a row held requests without an advance: the next ones are worth reading sooner."""
+    held, tokens = view.track("counters", "held"), view.track("counters", "tokens")
+    return held is not None and held.value is True and tokens is not None and tokens.looks >= 2
+
+
 def _held_words(view: View) -> str:
     names = {"running": "running", "waiting": "waiting", "bootstrap": "in bootstrap", "inflight": "in flight",
              "prealloc": "waiting for pages", "transfer": "in transfer"}  # fmt: skip
@@ -309,7 +315,7 @@ def _loop_lives(view: View) -> bool:
     now = view.snapshot.at
     busy = view.busy()
     if busy:
-        return all(t.moved and now - t.changed <= 5 for t in busy)
+        return all(t.moved and now - t.changed <= 3.5 for t in busy)
     return any(_runs(view, p) for p in view.engine.deciders)
 
 

@@ -69,8 +69,8 @@ class Dumping:
         return self.engines if time.monotonic() < self.until else frozenset()
 
 
-LINGER_S = 1.3
-"""A reading that late after a dump still spans it."""
+LINGER_S = 3.0
+"""A reading that is taken in so long after a dump may still span it."""
 
 
 async def take(engines: Sequence[EngineSeen], dumping: Dumping, gap_s: float = GAP_S) -> Rounds:

@@ -1,0 +1,342 @@
+"""The state machine over hand-made snapshots: what is confirmed, what never is, and what is said instead."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from closeranks.watch.limits import DEFAULT
+from closeranks.watch.machine import Memory, step
+from closeranks.watch.snapshot import Blind, Snapshot
+from tests.watch.looks import NAME, Film, engine, run, signals
+
+SAME = {"same": True}
+MOVES = st.sampled_from(["moves", "stands", "blind"])
+STACKS = st.sampled_from(
+    [None, SAME, {"same": False}, {"still": False}, Blind("no right to trace"), {"idle": True}, {"slow": True}]
+)
+
+
+def test_a_wedge_is_suspected_by_two_signals_and_confirmed_by_stacks() -> None:
+    film = Film()
+    assert film.looks(5)[-1] == "healthy"
+    phases = film.looks(5, proc="stands", counters="stands")
+    assert phases[-1] == "suspect"
+    assert film.look(proc="stands", counters="stands", stacks=SAME) == "confirmed"
+    assert signals(film.state) == {"proc", "counters", "stacks"}
+
+
+def test_without_the_right_to_trace_two_other_signals_confirm_later() -> None:
+    film = Film()
+    film.looks(5)
+    phases = film.looks(15, proc="stands", counters="stands", stacks=Blind("no right"))
+    assert phases[8] == "suspect"
+    assert phases[-1] == "confirmed"
+
+
+@pytest.mark.parametrize("stacks", [{"same": False}, {"still": False}])
+def test_stacks_that_differ_or_ranks_that_ran_between_the_dumps_confirm_nothing(stacks: dict[str, Any]) -> None:
+    film = Film()
+    film.looks(5)
+    assert "confirmed" not in film.looks(30, proc="stands", counters="stands", stacks=stacks)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "phase"),
+    [({"startup": True}, "excluded"), ({"updating": True}, "excluded"), ({"slow": True}, "suspect")],
+)
+def test_what_stacks_explain_is_not_confirmed(stacks: dict[str, Any], phase: str) -> None:
+    film = Film()
+    film.looks(5)
+    assert film.looks(20, proc="stands", counters="stands", stacks=stacks)[-1] == phase
+
+
+def test_a_long_step_uses_cpu_and_is_healthy() -> None:
+    film = Film()
+    film.looks(5)
+    assert set(film.looks(60, proc="moves", counters="stands", numbers={"running": 3.0})) == {"healthy"}
+
+
+def test_an_idle_vllm_stands_still_and_is_healthy() -> None:
+    film = Film(engine("vllm"))
+    film.looks(3)
+    assert film.looks(60, proc="stands", counters="stands")[-1] == "healthy"
+
+
+def test_a_vllm_that_holds_requests_and_stands_is_confirmed_unless_its_core_waits_for_work() -> None:
+    how = {"proc": "stands", "counters": "stands", "numbers": {"running": 2.0}}
+    film = Film(engine("vllm"))
+    film.looks(3)
+    film.looks(6, **how)
+    assert film.look(**how, stacks={"idle": True}) == "excluded"
+    assert film.look(**how, stacks=SAME) == "confirmed"
+
+
+def test_a_stale_gauge_of_a_vllm_confirms_nothing_without_stacks_or_probe() -> None:
+    how: dict[str, Any] = {"proc": "stands", "counters": "stands", "numbers": {"running": 2.0}}
+    film = Film(engine("vllm"))
+    film.looks(3)
+    assert "confirmed" not in film.looks(40, **how, stacks=Blind("no right"))
+    assert film.look(**how, stacks=Blind("no right"), probe={"ok": False}) == "confirmed"
+
+
+@pytest.mark.parametrize("label", ["TP2", "detokenizer", "launcher"])
+@pytest.mark.parametrize("state", ["Z", "X"])
+def test_a_death_confirms_alone_and_for_good(label: str, state: str) -> None:
+    film = Film()
+    film.looks(4)
+    assert film.looks(4, state={label: state})[-1] == "confirmed"
+    assert set(film.looks(30)) == {"confirmed"}
+
+
+def test_an_engine_that_is_being_ended_is_no_death() -> None:
+    film = Film()
+    film.looks(4)
+    assert set(film.looks(10, log={"ending": True}, state={"TP1": "Z", "TP2": "X"})) == {"excluded"}
+
+
+def test_where_the_log_cannot_be_read_a_death_gets_more_patience() -> None:
+    film = Film()
+    film.looks(4, log={})
+    assert "confirmed" not in film.looks(6, log={}, state={"TP1": "Z"})
+    assert film.looks(6, log={}, state={"TP1": "Z"})[-1] == "confirmed"
+
+
+def test_all_processes_gone_is_confirmed_only_when_nothing_said_so_and_nothing_came() -> None:
+    for said, last in ((False, "confirmed"), (True, "excluded")):
+        film = Film()
+        film.looks(4, log={"ending": said})
+        memory: Memory = film.memory
+        phases = []
+        for n in range(1, 50):
+            memory = step(memory, Snapshot(film.at + n, 0.0, (), {}), DEFAULT)
+            phases.append(memory.states[NAME].phase)
+        assert phases[-1] == last
+        assert "confirmed" not in phases[:25]
+
+
+def test_a_raised_error_confirms_alone() -> None:
+    film = Film()
+    film.looks(3)
+    assert film.look(log={"crash": "the scheduler raised an exception"}) == "confirmed"
+    film = Film()
+    film.looks(3)
+    assert film.look(log={"thread": "bootstrap_thread"}) == "confirmed"
+
+
+def test_a_part_stopped_by_a_signal_is_confirmed_a_whole_one_is_said() -> None:
+    film = Film()
+    film.looks(4)
+    assert film.looks(7, proc="stands", counters="stands", state={"TP3": "T"})[-1] == "confirmed"
+    film = Film()
+    film.looks(4)
+    everyone = {p.label: "T" for p in film.engine.procs}
+    phases = film.looks(20, proc="stands", counters="stands", launcher="stands", http=False, state=everyone)
+    assert set(phases) == {"excluded"}
+    assert "SIGSTOP" in film.state.why[0].text
+
+
+def test_a_starting_engine_is_excluded_until_it_serves() -> None:
+    film = Film()
+    film._ticks = {f"b{n}": 0.0 for n in range(4)} | {"tokens": 0.0, "finished": 0.0}
+    how = {"proc": "stands", "counters": "stands", "log": {"ready": False}, "stacks": SAME}
+    assert set(film.looks(60, **how)) == {"excluded"}
+    assert "starting" in film.state.why[0].text
+
+
+def test_a_paused_engine_is_excluded_and_can_still_wedge() -> None:
+    film = Film()
+    film.looks(4)
+    how: dict[str, Any] = {"log": {"paused": True}, "numbers": {"transfer": 3.0}, "tokens": "stands"}
+    assert film.looks(20, **how)[-1] == "excluded"
+    assert film.looks(8, **how, proc="stands", counters="stands", stacks=SAME)[-1] == "confirmed"
+
+
+def test_a_stalled_transfer_needs_a_second_signal() -> None:
+    how: dict[str, Any] = {"numbers": {"transfer": 3.0}, "tokens": "stands"}
+    film = Film()
+    film.looks(6)
+    assert set(film.looks(30, **how)) <= {"healthy", "suspect"}
+    assert film.phase == "suspect"
+    assert film.look(**how, probe={"ok": False}) == "confirmed"
+    film = Film()
+    film.looks(6)
+    film.looks(12, **how)
+    assert film.look(**how, stacks={"lacks": "no bootstrap_thread in TP1", "same": False}) == "confirmed"
+
+
+def test_saturation_is_no_stall() -> None:
+    film = Film()
+    film.looks(4)
+    how: dict[str, Any] = {"numbers": {"transfer": 90.0, "running": 30.0, "waiting": 200.0}, "probe": {"ok": False}}
+    assert set(film.looks(60, **how)) == {"healthy"}
+
+
+def test_an_unseen_prefill_gets_time_in_proportion_to_what_was_healthy() -> None:
+    how: dict[str, Any] = {"numbers": {"transfer": 3.0}, "tokens": "stands", "stacks": {"transfer_still": True}}
+    fast, slow = Film(), Film()
+    fast.looks(4)
+    assert "confirmed" in fast.looks(30, **how)
+    slow._ticks = {f"b{n}": 500.0 for n in range(4)}  # long before the watch began: how long its waits are is not known
+    slow.looks(4)
+    assert "confirmed" not in slow.looks(50, **how)
+    assert "confirmed" in slow.looks(20, **how)
+
+
+def test_a_frozen_frontend_is_confirmed_a_busy_one_is_not() -> None:
+    film = Film()
+    film.looks(4)
+    phases = film.looks(8, http=False, launcher="stands")
+    assert phases[-1] == "suspect"
+    assert film.look(http=False, launcher="stands", stacks=SAME) == "confirmed"
+    film = Film()
+    film.looks(4)
+    assert set(film.looks(40, http=False, launcher="moves")) == {"healthy"}
+
+
+def test_a_hang_on_the_device_is_told_by_counters_and_gpus() -> None:
+    film = Film()
+    film.looks(4)
+    low = {"cards": 4.0, "busy": 3.0, "idle": 1.0, "spinning": 3.0}
+    busy = {"cards": 4.0, "busy": 4.0, "idle": 0.0, "spinning": 0.0}
+    assert "confirmed" not in film.looks(60, counters="stands", gpu=busy)
+    assert film.looks(3, counters="stands", gpu=low)[-1] == "confirmed"
+
+
+def test_a_confirmed_engine_that_moves_again_is_let_go_after_a_while() -> None:
+    film = Film()
+    film.looks(4)
+    film.looks(6, proc="stands", counters="stands")
+    assert film.look(proc="stands", counters="stands", stacks=SAME) == "confirmed"
+    phases = film.looks(20)
+    assert phases[5] == "confirmed"
+    assert phases[-1] == "healthy"
+
+
+def test_another_life_begins_anew() -> None:
+    film = Film()
+    film.looks(4)
+    assert film.looks(4, state={"TP2": "Z"})[-1] == "confirmed"
+    film.engine = engine(base=500)
+    assert film.looks(4)[-1] == "healthy"
+
+
+def test_the_switches_of_a_dump_do_not_end_a_stillness() -> None:
+    film = Film()
+    film.looks(4)
+    film.looks(5, proc="stands", counters="stands")
+    film.look(proc="moves", counters="stands", disturbed=True)
+    assert film.look(proc="stands", counters="stands", stacks=SAME) == "confirmed"
+
+
+@given(pause=st.floats(7.0, 1e6))
+@settings(max_examples=20, deadline=None)
+def test_after_a_pause_of_the_watch_durations_begin_anew(pause: float) -> None:
+    film = Film()
+    film.looks(4)
+    film.looks(2, proc="stands", counters="stands")
+    assert film.look(proc="stands", counters="stands", stacks=SAME, after=pause) != "confirmed"
+
+
+@given(jump=st.floats(-1e9, -0.001))
+@settings(max_examples=20, deadline=None)
+def test_a_clock_that_goes_back_confirms_nothing(jump: float) -> None:
+    film = Film()
+    film.looks(6)
+    assert film.look(proc="stands", counters="stands", stacks=SAME, after=jump) != "confirmed"
+
+
+SCRIPTS = st.lists(
+    st.tuples(
+        st.fixed_dictionaries(
+            {
+                "proc": MOVES,
+                "counters": MOVES,
+                "launcher": MOVES,
+                "tokens": st.sampled_from(["moves", "stands"]),
+                "stacks": STACKS,
+                "http": st.sampled_from([True, False]),
+                "probe": st.sampled_from([None, {"ok": True}, {"ok": False}]),
+                "numbers": st.sampled_from([{}, {"running": 3.0}, {"transfer": 2.0}]),
+                "log": st.sampled_from([{}, {"ready": True}, {"paused": True}]),
+            }
+        ),
+        st.integers(1, 12),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def spread(script: list[tuple[dict[str, Any], int]]) -> list[dict[str, Any]]:
+    return [how for how, times in script for _ in range(times)]
+
+
+@given(script=SCRIPTS, kind=st.sampled_from(["sglang", "vllm"]))
+@settings(max_examples=60, deadline=None)
+def test_no_inference_is_confirmed_by_one_signal(script: list[tuple[dict[str, Any], int]], kind: Any) -> None:
+    """Without a death or a raised error, whatever else is shown: two signals, or stacks with the stillness."""
+    film = Film(engine(kind))
+    for state in run(film, spread(script)):
+        if state.phase == "confirmed":
+            assert len(signals(state)) >= 2
+
+
+@given(script=SCRIPTS, alone=st.sampled_from(["proc", "counters", "launcher", "http", "probe"]))
+@settings(max_examples=40, deadline=None)
+def test_a_single_bad_signal_is_never_enough(script: list[tuple[dict[str, Any], int]], alone: str) -> None:
+    """All but one signal show health: nothing is confirmed, however bad that one looks."""
+    good: dict[str, Any] = {"proc": "moves", "counters": "moves", "launcher": "moves", "tokens": "moves", "http": True,
+                            "probe": None, "stacks": None, "log": {"ready": True}, "numbers": {}}  # fmt: skip
+    film = Film()
+    states = run(film, [{**good, alone: how[alone]} for how in spread(script)])
+    assert "confirmed" not in {state.phase for state in states}
+
+
+@given(number=st.integers(1, 40))
+@settings(max_examples=10, deadline=None)
+def test_who_sees_nothing_says_neither_healthy_nor_confirmed(number: int) -> None:
+    film = Film()
+    phases = film.looks(number, proc="blind", counters="blind", launcher="blind", log={}, http=None, stacks=Blind("-"))
+    assert set(phases) == {"blind"}
+    assert {b.partition(":")[0] for b in film.state.blind} == {"proc", "counters", "log", "stacks"}
+
+
+@given(script=SCRIPTS)
+@settings(max_examples=30, deadline=None)
+def test_healthy_is_never_said_for_long_after_the_last_sign_of_life(script: list[tuple[dict[str, Any], int]]) -> None:
+    film = Film()
+    run(film, spread(script))
+    phases = film.looks(30, proc="blind", counters="blind", launcher="blind", log={}, http=None)
+    assert "healthy" not in phases[12:]
+
+
+@given(script=SCRIPTS)
+@settings(max_examples=60, deadline=None)
+def test_a_proof_is_confirmed_after_any_history_and_stays(script: list[tuple[dict[str, Any], int]]) -> None:
+    film = Film()
+    run(film, spread(script))
+    assert film.look(log={"ready": True, "crash": "the scheduler raised an exception"}) == "confirmed"
+    assert set(film.looks(20)) == {"confirmed"}
+
+
+@given(
+    before=st.integers(4, 8),
+    seen=st.lists(st.sampled_from(["blind", "stands"]), min_size=12, max_size=20),
+    filled=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_more_evidence_of_a_wedge_never_takes_a_confirmation_back(
+    before: int, seen: list[str], filled: st.DataObject
+) -> None:
+    """Where counters were blind and are not, and agree: what was confirmed is confirmed, and no later."""
+    more = [how if how == "stands" else filled.draw(st.sampled_from(["blind", "stands"])) for how in seen]
+    first: list[int | None] = []
+    for counters in (seen, more):
+        film = Film()
+        film.looks(before)
+        script = [{"proc": "stands", "counters": c, "stacks": SAME if n > 6 else None} for n, c in enumerate(counters)]
+        phases = [state.phase for state in run(film, script)]
+        first.append(phases.index("confirmed") if "confirmed" in phases else None)
+    assert first[0] is None or (first[1] is not None and first[1] <= first[0])
