@@ -30,6 +30,12 @@ LADDER = plan(
 END = Action("end", "decode-1", ("decode-1",), 5.0, "why")
 
 
+@pytest.fixture(autouse=True)
+def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No machine loses its power here."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
 def entries(count: int = 6) -> list[Entry]:
     assert isinstance(LADDER, Plan)
     made = [Entry(at=NOW, plan="p1", event="planned", ladder=LADDER)]

@@ -1,0 +1,416 @@
+"""The executor: whatever kills it and whenever, each engine is ended and started at most once; it stops when told."""
+
+import asyncio
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from closeranks.supervise.platforms import PlatformError, Process, Seen, Target
+from closeranks.watch import recover_journal
+from closeranks.watch.recover import Outcome, Recovery, Shown
+from closeranks.watch.recover_journal import Entry, Journal, Now, read
+from closeranks.watch.recover_state import Case, Policy
+from closeranks.watch.recover_wire import Endpoint, StepFailed, Wire
+from closeranks.watch.snapshot import EngineSeen, Proc
+
+CASE = Case(blamed=("decode-2",), verdict="DESYNC_DIFFERENT_COLLECTIVE")
+
+
+@pytest.fixture(autouse=True)
+def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are killed here, not machines: what was written is there, flushed or not."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+class Killed(BaseException):
+    """The executor's process ends here, as by SIGKILL: nothing of its own runs any more."""
+
+
+class World:
+    """Two engines and what was done to them. `life` is which life each is in; None: it does not run."""
+
+    def __init__(self) -> None:
+        self.life: dict[str, int | None] = {"prefill-1": 1, "decode-2": 1}
+        self.done: list[tuple[str, str]] = []
+        self.tokens: set[str] = set()
+        self.works = True
+        self.refuses: set[str] = set()
+
+    def engines(self) -> tuple[EngineSeen, ...]:
+        return tuple(
+            EngineSeen(name, "sglang", role, f"http://127.0.0.1:{port}", (proc(name),))  # type: ignore[arg-type]
+            for name, role, port in (("prefill-1", "prefill", 1), ("decode-2", "decode", 2))
+        )
+
+    def count(self) -> Counter[tuple[str, str]]:
+        return Counter(self.done)
+
+
+def proc(engine: str) -> Proc:
+    return Proc(2**22 + len(engine), 1, 1, "launcher", engine, None, "x")
+
+
+class Double:
+    """A platform over a `World`, idempotent by life and token as the real ones are."""
+
+    name: ClassVar[str] = "plain"
+    tried: ClassVar[bool] = True
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def find(self, seen: Seen) -> Target:
+        life = str(self.world.life[seen.name])
+        return Target(name=seen.name, platform="plain", processes=(Process(1, 1),), life=life)
+
+    def is_running(self, target: Target) -> bool:
+        return str(self.world.life[target.name]) == target.life
+
+    def end_tree(self, target: Target, deadline_s: float) -> int:
+        if "end" in self.world.refuses:
+            raise PlatformError("process 7 is in state D")
+        if not self.is_running(target):
+            return 0
+        self.world.done.append(("end", target.name))
+        self.world.life[target.name] = None
+        return 1
+
+    def start(self, target: Target, token: str, folder: Path) -> str:
+        if token in self.world.tokens:
+            return "not started again"
+        assert self.world.life[target.name] is None, "started beside a life that runs"
+        self.world.tokens.add(token)
+        self.world.done.append(("start", target.name))
+        self.world.life[target.name] = int(target.life) + 1
+        return "started"
+
+    def has_ended(self, target: Target, token: str, folder: Path) -> str:
+        return ""
+
+    def describe(self, target: Target, step: str) -> tuple[str, ...]:
+        return (step, target.name)
+
+
+class Path_(Wire):
+    """The HTTP side over a `World`: the path works when every engine runs in a life after its first."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+
+    async def version(self, one: Endpoint) -> str:
+        return "0.5.23"
+
+    async def ready(self, one: Endpoint) -> bool:
+        return self.world.life[one.name] is not None
+
+    async def check(
+        self, names: Sequence[str], ends: Any, limit_s: float, at_once: int = 1, every: bool = False
+    ) -> str:
+        if not self.world.works or not all((self.world.life[name] or 0) > 1 for name in names):
+            raise StepFailed("no token came")
+        return "tokens"
+
+
+def recovery(world: World, folder: Path, policy: Policy | None = None, **more: Any) -> Recovery:
+    policy = policy or Policy(verify_tries=1)
+    return Recovery(folder, policy, platforms=lambda name: Double(world), wire=lambda: Path_(world), **more)
+
+
+def recover(world: World, folder: Path, policy: Policy | None = None, **more: Any) -> Outcome:
+    return asyncio.run(recovery(world, folder, policy, **more).recover(CASE, world.engines()))
+
+
+ONCE = Counter([(what, name) for what in ("end", "start") for name in ("prefill-1", "decode-2")])
+
+
+def test_it_recovers_and_says_each_step(tmp_path: Path) -> None:
+    world, shown = World(), list[Shown]()
+    outcome = recover(world, tmp_path / "state", show=shown.append)
+    assert outcome.status == "recovered", outcome
+    assert world.count() == ONCE
+    order = [f"{kind} {name}" for kind, name in world.done]
+    assert order == ["end prefill-1", "end decode-2", "start prefill-1", "start decode-2"]
+    assert [s.kind for s in shown if s.event == "done"] == [s.kind for s in outcome.steps]
+    assert not list((tmp_path / "state").glob("*.facts")), "how engines are started stayed on disk"
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0
+
+
+def killed_at(count: int, before: bool) -> Callable[[Journal, Entry], None]:
+    """`Journal.append` that ends the process before or after its n-th line is on disk."""
+    real, seen = Journal.append, [0]
+
+    def append(self: Journal, entry: Entry) -> None:
+        seen[0] += 1
+        if seen[0] == count and before:
+            raise Killed
+        real(self, entry)
+        if seen[0] == count:
+            raise Killed
+
+    return append
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the line", "after the line"])
+def test_killed_at_any_line_of_the_journal_it_goes_on_and_does_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    lines = 0
+    for count in range(1, 100):
+        world, folder = World(), tmp_path / f"{count}"
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "append", killed_at(count, before))
+            try:
+                outcome = recover(world, folder)
+            except Killed:
+                lines = count
+            else:
+                assert outcome.status == "recovered"
+                break
+        resumed = asyncio.run(recovery(world, folder).resume())
+        begun = world.count()
+        assert not [k for k, n in begun.items() if n > 1], (count, begun)
+        if resumed is not None:
+            assert resumed.status == "recovered", (count, resumed)
+            assert world.count() == ONCE
+        again = recover(world, folder)
+        if resumed is not None or count > 1:
+            assert world.count() == ONCE, count
+        assert again.status in ("refused", "recovered")
+    assert lines > 20, "the plan has that many lines"
+
+
+def test_killed_within_a_step_it_goes_on_and_does_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("end_tree", "start"):
+        for engine in ("prefill-1", "decode-2"):
+            for after in (True, False):
+                world, folder = World(), tmp_path / f"{name}{engine}{after}"
+                real = getattr(Double, name)
+
+                def dying(self: Double, target: Target, *args: Any, _real: Any = real, _after: bool = after,
+                          _engine: str = engine) -> Any:  # fmt: skip
+                    result = _real(self, target, *args) if _after or target.name != _engine else None
+                    if target.name == _engine:
+                        raise Killed
+                    return result
+
+                with monkeypatch.context() as patch:
+                    patch.setattr(Double, name, dying)
+                    with pytest.raises(Killed):
+                        recover(world, folder)
+                outcome = asyncio.run(recovery(world, folder).resume())
+                assert outcome is not None
+                assert outcome.status == "recovered"
+                assert world.count() == ONCE
+
+
+def test_a_journal_cut_anywhere_never_makes_it_do_a_thing_twice(tmp_path: Path) -> None:
+    """A cut loses the last word on a step. What was done is then found out from the engines, not believed."""
+    folder = tmp_path / "first"
+    recover(World(), folder)
+    data = (folder / "journal").read_bytes()
+    for cut in range(0, len(data), 97):
+        world, copy = World(), tmp_path / f"cut{cut}"
+        copy.mkdir()
+        (copy / "journal").write_bytes(data[:cut])
+        resumed = asyncio.run(recovery(world, copy).resume())
+        # The facts file is gone with the finished plan: what is open is closed, with nothing done.
+        assert resumed is None or resumed.status in ("failed", "stopped")
+        assert not world.done
+
+
+def test_a_stop_file_is_heeded_between_any_two_steps(tmp_path: Path) -> None:
+    for count in range(1, 40):
+        world, folder, seen = World(), tmp_path / str(count), [0]
+
+        def show(shown: Shown, _folder: Path = folder, _count: int = count, _seen: list[int] = seen) -> None:
+            _seen[0] += shown.event != "begin"
+            if _seen[0] == _count and shown.event != "begin":
+                (_folder / "STOP").write_text("me")
+
+        outcome = recover(world, folder, show=show)
+        if outcome.status == "recovered":
+            assert count > 8
+            return
+        assert outcome.status == "stopped", outcome
+        assert len(outcome.steps) == count
+        assert "me" in outcome.says
+        done = list(world.done)
+        assert asyncio.run(recovery(world, folder).resume()) is None, "closed, not left open"
+        assert recover(world, folder).status == "stopped"
+        assert world.done == done
+    raise AssertionError("it never ended")
+
+
+def test_a_stop_file_ends_a_wait(tmp_path: Path) -> None:
+    world = World()
+
+    async def main() -> Outcome:
+        waits = asyncio.Event()
+
+        def show(shown: Shown) -> None:
+            if shown.kind == "start":
+                world.life.update({"prefill-1": None, "decode-2": None})  # they never get ready
+            if shown.kind == "ready":
+                waits.set()
+
+        made = recovery(world, tmp_path, show=show)
+        running = asyncio.create_task(made.recover(CASE, world.engines()))
+        await waits.wait()
+        made.stop_file.touch()
+        return await asyncio.wait_for(running, 30)
+
+    outcome = asyncio.run(main())
+    assert outcome.status == "stopped"
+    assert outcome.steps[-1].kind == "start"
+
+
+def test_of_two_executors_one_acts(tmp_path: Path) -> None:
+    world = World()
+
+    async def main() -> list[Outcome]:
+        both = [recovery(world, tmp_path) for _ in range(2)]
+        return list(await asyncio.gather(*(r.recover(CASE, world.engines()) for r in both)))
+
+    outcomes = asyncio.run(main())
+    assert sorted(o.status for o in outcomes) == ["busy", "recovered"]
+    assert world.count() == ONCE
+    # And the one that comes later is told by the journal.
+    late = recover(world, tmp_path)
+    assert late.status == "refused"
+    assert late.wait_s is not None
+    assert world.count() == ONCE
+
+
+def test_the_lock_of_another_process_is_seen(tmp_path: Path) -> None:
+    tmp_path.mkdir(exist_ok=True)
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    world = World()
+    assert recover(world, tmp_path).status == "busy"
+    assert not world.done
+    os.close(lock)
+
+
+def test_a_full_disk_stops_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    world = World()
+    monkeypatch.setattr(recover_journal.os, "pwrite", full)
+    outcome = recover(world, tmp_path)
+    assert outcome.status == "stopped"
+    assert "No space left" in outcome.says
+    assert not world.done
+
+
+def test_a_disk_that_fills_in_the_middle_stops_it_there_and_it_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwrite
+    for room in range(1, 26):
+        world, folder, left = World(), tmp_path / str(room), [room]
+
+        def some(fd: int, data: bytes, offset: int, _left: list[int] = left) -> int:
+            _left[0] -= 1
+            if _left[0] < 0:
+                raise OSError(28, "No space left on device")
+            return real(fd, data, offset)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(recover_journal.os, "pwrite", some)
+            outcome = recover(world, folder)
+        if outcome.status == "recovered":
+            assert room > 20
+            return
+        assert outcome.status == "stopped"
+        begun = [e for e in read(folder / "journal") if e.event == "begin" and e.action and e.action.kind == "end"]
+        assert sum(1 for what, _ in world.done if what == "end") <= len(begun), "done without having been written down"
+        resumed = asyncio.run(recovery(world, folder).resume())
+        assert resumed is not None
+        assert resumed.status == "recovered"
+        assert world.count() == ONCE
+
+
+def test_a_damaged_journal_stops_it(tmp_path: Path) -> None:
+    world = World()
+    recover(world, tmp_path)
+    lines = (tmp_path / "journal").read_bytes().splitlines(keepends=True)
+    (tmp_path / "journal").write_bytes(b"".join([*lines[:3], b"rubbish\n", *lines[4:]]))
+    done = list(world.done)
+    outcome = recover(world, tmp_path)
+    assert outcome.status == "stopped"
+    assert "line 4" in outcome.says
+    assert world.done == done
+
+
+def test_an_old_interruption_is_closed_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", killed_at(8, before=False))
+        with pytest.raises(Killed):
+            recover(world, tmp_path)
+    done = list(world.done)
+    now = Now.read()
+    much_later = recovery(world, tmp_path, clock=lambda: Now(now.wall + 5000, now.up + 5000, now.boot))
+    outcome = asyncio.run(much_later.resume())
+    assert outcome is not None
+    assert outcome.status == "stopped"
+    assert world.done == done
+    assert asyncio.run(much_later.resume()) is None
+
+
+def test_processes_that_do_not_end_are_never_started_beside(tmp_path: Path) -> None:
+    world = World()
+    world.refuses.add("end")
+    outcome = recover(world, tmp_path)
+    assert outcome.status == "failed"
+    assert "end prefill-1" in outcome.says
+    assert not [d for d in world.done if d[0] == "start"]
+
+
+def test_a_path_that_stays_dead_is_said(tmp_path: Path) -> None:
+    world = World()
+    world.works = False
+    outcome = recover(world, tmp_path)
+    assert outcome.status == "failed"
+    assert world.count() == ONCE
+    assert outcome.steps[-1].kind == "verify"
+
+
+def test_a_clock_that_jumps_back_lets_nothing_be_done_twice(tmp_path: Path) -> None:
+    world, now = World(), Now.read()
+    assert recover(world, tmp_path).status == "recovered"
+    for shifted in (Now(now.wall - 86400, now.up, now.boot), Now(now.wall - 86400, 5.0, "another boot")):
+        assert recover(world, tmp_path, clock=lambda _s=shifted: _s).status == "refused"  # type: ignore[misc]
+    ahead = Now(now.wall + 86400, now.up, now.boot)
+    assert recover(world, tmp_path, clock=lambda: ahead).status == "refused"
+    assert world.count() == ONCE
+
+
+def test_a_preview_changes_nothing(tmp_path: Path) -> None:
+    world = World()
+    preview = asyncio.run(recovery(world, tmp_path / "state").preview(CASE, world.engines()))
+    assert set(preview.commands.values()) == {(k, n) for k in ("end", "start") for n in ("prefill-1", "decode-2")}
+    assert not world.done
+    assert not (tmp_path / "state").exists()
+
+
+def test_secrets_in_what_a_step_says_do_not_get_into_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leaking(self: Double, target: Target, token: str, folder: Path) -> str:
+        raise PlatformError("could not start: --api-key sk-verysecretkey1 \udcff")
+
+    world = World()
+    monkeypatch.setattr(Double, "start", leaking)
+    outcome = recover(world, tmp_path)
+    assert outcome.status == "failed"
+    assert "sk-verysecretkey1" not in (tmp_path / "journal").read_text() + repr(outcome)
