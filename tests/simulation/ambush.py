@@ -101,6 +101,7 @@ class Trap:
 
 TRAP_KINDS = [
     "joined", "sent", "checked", "dropped", "progress", "report", "rankfault", "drain", "hello", "grant", "arrived",
-    "end", "quiet", "beat", "submit", "abort", "compiled", "arrived", "checked", "drain",
+    "end", "quiet", "beat", "submit", "abort", "compiled",
+    "arrived", "arrived", "arrived", "checked", "dropped", "drain", "compiled", "compiled",
 ]  # fmt: skip
 TRAP_ACTS = ["drain"] * 5 + ["fault"] * 5 + ["pause", "kill"]

@@ -14,6 +14,10 @@ SILENT_S = 3.6
 """A word so late finds its request after seconds without any other."""
 
 
+def is_charge(message: Any) -> bool:
+    return type(message) is Output and any(ended.charged for ended in message.ended)
+
+
 class Network:
     """Between engines messages are lost, doubled and overtake each other; between a gateway and an engine they keep
     their order, and what is lost is lost with the connection, of whose break the gateway hears (as with ZeroMQ), or
@@ -35,7 +39,7 @@ class Network:
         self.thin: dict[str, float] = {}
         """Engine -> time until which most of what it says to gateways is lost."""
         self.fates: dict[RoomId, list[float]] = {}
-        """Room -> what becomes of its next words to the gateway: that late, or (0) lost."""
+        """Room -> what becomes of its next words to the gateway: that late, (0) lost, or (-1) all others, too."""
         self.trap: Trap | None = None
         self.poisons = 0
         """Poisonous requests so far."""
@@ -73,6 +77,9 @@ class Network:
             return
         random, leak = self.world.random, self.world.weather.leak
         delay = self.hop()
+        if self.restless and is_charge(message) and random.random() < 0.3:  # the last word of an engine that faulted
+            self.world.after(0.005 * 1000 ** random.random(), gateway.hear, engine.name, message)
+            return
         if self.fates and type(message) is Output and self.fated(gateway, engine, message):
             return
         if self.thin and self.thin.get(engine.name, 0.0) > self.world.now:
@@ -92,10 +99,10 @@ class Network:
         for word in message.tokens:
             fates = self.fates.get(word.room)
             if fates:
-                late = fates.pop(0)
+                late = fates[0] if fates[0] < 0.0 else fates.pop(0)
                 if late > SILENT_S:  # and from then on nothing
                     self.cuts[engine.name, "from"] = self.world.now + 7.0
-                if late:
+                if late > 0.0:
                     self.world.after(late, gateway.hear, engine.name, message)
                 return True
         return False

@@ -77,22 +77,30 @@ def strike(run: Any, life: Any) -> None:
             by_state.setdefault(state_of(request), []).append(request)
     if not by_state:
         return
-    requests = by_state[random.choice(sorted(by_state))]
-    request = random.choice(requests) if random.random() < 0.7 else min(requests, key=lambda x: x.deadline)
+    requests = sorted(by_state[random.choice(sorted(by_state))], key=lambda x: x.deadline)
+    request = random.choice(requests)
     room = RoomId(request.id, request.generation)
     engine = run.network.engines[request.pair.decode if random.random() < 0.8 else request.pair.prefill]
-    what = random.choice(["silence", "late", "late", *FOLLOW_UPS])
-    if what == "silence":
+    what = random.choice(["silence", "silence", "late", "end", "end", "deadline", *FOLLOW_UPS])
+    if what in ("silence", "end"):  # it takes a while
+        request = requests[-1]
+        room = RoomId(request.id, request.generation)
+    if what == "silence":  # and a word that is still on its way
         run.network.fates[room] = [0.0, SILENT_S + random.random()]
-    elif what == "late":
+    elif what == "late":  # when the next attempt runs
         run.network.fates[room] = [0.0, 1.0 + random.random()]
+    elif what == "end":  # nothing but one word is heard any more, not even its end
+        run.network.fates[room] = [0.0, 1.4 + random.random(), -1.0]
+    elif what == "deadline":  # a gap when it is near
+        late = [x for x in run.gateway.table.open.values() if 0.05 < x.deadline - run.world.now < 1.0]
+        run.network.fates.update((RoomId(x.id, x.generation), [0.0]) for x in late)
     else:
         if random.random() < 0.8:
             run.network.fates[room] = [0.0]
         run.world.after(random.random() ** 2, follow_up, run, engine, request, room, what, 1 + random.randrange(40))
 
 
-FOLLOW_UPS = ["fault", "fault", "kill", "abort", "abort", "abort", "link", "leave", "cut"]
+FOLLOW_UPS = ["fault"] * 4 + ["abort"] * 4 + ["kill", "link", "leave", "cut"]
 
 
 def follow_up(run: Any, engine: Any, request: Any, room: RoomId, what: str, tries: int) -> None:

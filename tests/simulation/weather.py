@@ -37,13 +37,13 @@ class Weather:
     lone: float = 0.03
     poison: float = 0.0
     """Requests that make every rank raise that computes them."""
-    grammars: float = 0.01
+    grammars: float = 0.03
     """Requests whose tokens a grammar constrains; a rank compiles it first, or cannot."""
     ambush: float = 0.05
     """Submits whose room something befalls in a state drawn beforehand (see `ambush.py`)."""
     brutal: float = 0.0
     """Ambushes that strike the engine, too."""
-    echo: float = 0.03
+    echo: float = 0.05
     """Messages between leaders that are said again when their room has reached a state drawn beforehand."""
     unheard: float = 0.0
     """Submits that are lost, and nobody is told."""
@@ -57,8 +57,8 @@ FAIR = Weather("fair")
 WEATHERS = [
     FAIR,
     Weather("abort storm", aborts=0.8, mass=0.7, gap_s=0.02),
-    Weather("tight", long=True, gap_s=0.03, aborts=0.1),
-    Weather("tight storm", long=True, gap_s=0.03, aborts=0.6, mass=0.3, late=0.3, lateness_s=1.0),
+    Weather("tight", long=True, gap_s=0.03, aborts=0.1, ambush=0.3),
+    Weather("tight storm", long=True, gap_s=0.03, aborts=0.6, mass=0.3, late=0.3, lateness_s=1.0, ambush=0.3),
     Weather("slow writers", late=0.5, lateness_s=4.0, aborts=0.6, gap_s=0.04),
     Weather("failing transfers", failing=0.15, late=0.1),
     Weather("stuck transfers", sticking=0.15, aborts=0.3),
@@ -68,7 +68,8 @@ WEATHERS = [
     Weather("broken links", troubles={"partition": 0.5}, late=0.1, aborts=0.3),
     Weather("restarts", troubles={"kill": 0.6, "raise": 0.6}, late=0.4, lateness_s=2.0),
     Weather("writers die", troubles={"kill_prefill": 1.0}, late=0.9, lateness_s=8.0, gap_s=0.02),
-    Weather("faults", troubles={"raise": 2.0, "digest": 1.0, "short": 0.5}, slow=0.2),
+    Weather("faults", troubles={"raise": 2.0, "digest": 1.0, "short": 1.0}, slow=0.2),
+    Weather("liars", troubles={"digest": 1.5, "short": 1.5}, gap_s=0.03),
     Weather("stalls", troubles={"stall": 0.8, "hang": 0.4, "pause": 0.3}),
     Weather("gateways die", troubles={"gateway": 0.2, "cut_gateway": 0.8}, aborts=0.4),
     Weather("leaks", leak=0.3, meddling=0.1, aborts=0.3, loss=0.1),
@@ -87,8 +88,8 @@ WEATHERS = [
     Weather("words out of season", echo=0.3, ambush=0.3, slow=0.3, gap_s=0.03),
     Weather("unheard", unheard=0.2, slow=0.3, ambush=0.1, brutal=0.3),
     Weather("traps", troubles={"trap": 6.0}, gap_s=0.03, late=0.1),
-    Weather("strikes", troubles={"strike": 8.0}, gap_s=0.03),
-    Weather("strikes in a leak", troubles={"strike": 5.0, "cut_gateway": 0.3}, leak=0.1, slow=0.2),
+    Weather("strikes", troubles={"strike": 12.0}, gap_s=0.03),
+    Weather("strikes in a leak", troubles={"strike": 9.0, "cut_gateway": 0.3}, leak=0.1, slow=0.2),
     Weather("thin air", troubles={"thin": 0.8, "strike": 3.0, "cut_gateway": 0.4}, gap_s=0.03, leak=0.1),
     Weather(
         "everything",

@@ -13,7 +13,7 @@ LOST_WORD_S = 8.0
 BAD_GRAMMAR = "cannot be compiled"
 PASSED_OVER = 16
 """So many steps may pass over the oldest request before it has pages again."""
-STARVED_S = 3.0
+STARVED_S = 1.0
 """So long may running requests be without a step."""
 
 
@@ -104,7 +104,7 @@ class Witness:
             self.computed_at = now
             return
         scheduler = leader.scheduler
-        if leader.steps.open or len(scheduler.decoding) + len(scheduler.prefilling) < 2:
+        if any(step.rows for step in leader.steps.open) or len(scheduler.decoding) + len(scheduler.prefilling) < 2:
             self.computed_at = now
         elif now - self.computed_at > STARVED_S:
             raise Violation(f"{self.name}: {[str(x) for x in scheduler.decoding]} run without a step")
