@@ -11,12 +11,13 @@ from typing import Any
 
 import structlog
 
-from closeranks.cli._settings import SettingsError, add_flags, gather, options
+from closeranks.cli import _recover
+from closeranks.cli._settings import SettingsError, add_flags, gather, only, options
 from closeranks.output import make_unfailing
 from closeranks.watch.settings import Settings
 
 HELP = "watch the engines on this machine: see a wedge in seconds, keep the evidence, say what it is"
-_OPTIONS = options([Settings], frozenset())
+_OPTIONS = options([Settings, _recover.POLICY], frozenset())
 ONCE_S = 8.0
 """`--once` looks at least so long, and at most `ONCE_LIMIT_S` while something is undecided."""
 ONCE_LIMIT_S = 45.0
@@ -29,6 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--check", action="store_true", help="preflight: what is found, what can be read, what is blind")
     form.add_argument("--once", action="store_true", help="judge once and end: 0 sound, 1 a finding, 3 could not judge")
     parser.add_argument("--json", action="store_true", help="JSON, one object per line")
+    parser.add_argument("--act", action="store_true", help="recover: end, restart, check, admit (`closeranks recover`)")
+    parser.add_argument(
+        "--webhook", action="append", default=[], metavar="URL", help="post incidents and outcomes there"
+    )
+    parser.add_argument(
+        "--notify", action="append", default=[], metavar="COMMAND", help="run it, the event on its stdin"
+    )
+    _recover.add_arguments(parser)
     add_flags(parser, _OPTIONS)
 
 
@@ -38,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     if args.auto:
         del args.auto
     try:
-        settings = Settings(**gather(args, _OPTIONS))
+        values = gather(args, _OPTIONS)
+        settings = Settings(**only(Settings, values))
+        recovery = _recover.recovery_of(args, values, (lambda shown: None) if args.json else _recover.show_step)
     except SettingsError as error:
         print(f"closeranks watch: {error}", file=sys.stderr)
         return 2
@@ -53,7 +64,10 @@ def run(args: argparse.Namespace) -> int:
         found = asyncio.run(check(settings))
         print(json.dumps(found) if args.json else shown(found))
         return 0 if found["ok"] else 3
-    return asyncio.run(_once(settings, args.json) if args.once else _watch(settings, args.json))
+    if args.once:
+        return asyncio.run(_once(settings, args.json))
+    after = Afterwards(recovery if args.act else None, args.webhook, args.notify, args.json)
+    return asyncio.run(_watch(settings, args.json, after))
 
 
 def _wrong(settings: Settings) -> str:
@@ -78,7 +92,54 @@ def _log_to_stderr(as_json: bool) -> None:
     )
 
 
-async def _watch(settings: Settings, as_json: bool) -> int:
+class Afterwards:
+    """What is done about an incident: told, and with `--act` recovered from."""
+
+    def __init__(self, recovery: Any, webhooks: list[str], commands: list[str], as_json: bool) -> None:
+        from closeranks.watch.notify import Notifier
+
+        self._recovery, self._as_json = recovery, as_json
+        self._notifier = Notifier(webhooks, commands)
+        self._actor: Any = None
+
+    async def begin(self, watch: Any) -> None:
+        """From now on, for this watch."""
+        if self._recovery is not None:
+            from closeranks.watch.recover_act import Actor
+
+            self._actor = Actor(self._recovery, watch, self._told)
+            await self._actor.begin()
+        watch.on_incident = self._incident
+
+    async def close(self) -> None:
+        """Stop acting, deliver what is to be told."""
+        if self._actor is not None:
+            await self._actor.close()
+        await self._notifier.close()
+
+    async def _incident(self, found: Any) -> None:
+        said = {"event": "incident", **_incident(found)}
+        _say(self._as_json, said)
+        self._notifier.send(said)
+        if self._actor is not None:
+            await self._actor.on_incident(found)
+
+    def _told(self, case: Any, outcome: Any) -> None:
+        steps = [f"{s.kind} {s.engine}: {s.event} in {s.took_s} s" for s in outcome.steps]
+        said = {
+            "event": "recovery",
+            "status": outcome.status,
+            "says": outcome.says,
+            "engines": list(case.blamed) if case else [],
+            "plan": outcome.plan,
+            "took_s": round(outcome.took_s, 2),
+            "steps": steps,
+        }
+        _say(self._as_json, said if self._as_json else {k: v for k, v in said.items() if k != "steps"})
+        self._notifier.send(said)
+
+
+async def _watch(settings: Settings, as_json: bool, after: Afterwards) -> int:
     from closeranks.watch.loop import Watch
     from closeranks.watch.server import serve
 
@@ -95,10 +156,7 @@ async def _watch(settings: Settings, as_json: bool) -> int:
             return 2
         _say(as_json, {"event": "listening", "port": port})
 
-    async def incident(found: Any) -> None:
-        _say(as_json, {"event": "incident", **_incident(found)})
-
-    watch.on_incident = incident
+    await after.begin(watch)
     looking = asyncio.create_task(watch.run(stop))
     alone = asyncio.create_task(_nothing_to_see(watch, settings.wait_s, stop))
     try:
@@ -112,6 +170,7 @@ async def _watch(settings: Settings, as_json: bool) -> int:
         return 0
     finally:
         alone.cancel()
+        await after.close()
         if runner is not None:
             await runner.cleanup()
 

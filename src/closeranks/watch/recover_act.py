@@ -1,12 +1,16 @@
 """From an incident to a recovery: who is to blame, whose loop lives, and one recovery at a time.
 
-actor = Actor(recovery, watch, notify)
-watch.on_incident = actor.on_incident
+    actor = Actor(recovery, watch, told)
+    await actor.begin()
+    watch.on_incident = actor.on_incident
+    await actor.close()
+
+`begin` goes on with what an earlier process left half done.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -22,6 +26,9 @@ WINDOW_S = 2.0
 GATHER_S = 3.0
 """How long other engines may take to be confirmed too, so that one plan covers them."""
 
+REMEMBER_S = 10.0
+"""Between two looks at how engines were started."""
+
 log = structlog.get_logger()
 
 
@@ -35,24 +42,62 @@ class Watched(Protocol):
 
 
 class Actor:
-    """Turns confirmations into recoveries. `told` hears of every outcome."""
+    """Turns confirmations into recoveries. `told` hears of every outcome, with the case where there was one."""
 
     def __init__(
         self,
         recovery: Recovery,
         watch: Watched,
-        told: Callable[[Case, Outcome], None] = lambda case, outcome: None,
+        told: Callable[[Case | None, Outcome], None] = lambda case, outcome: None,
         window_s: float = WINDOW_S,
         gather_s: float = GATHER_S,
     ) -> None:
         self._recovery, self._watch, self._told = recovery, watch, told
         self._window_s, self._gather_s = window_s, gather_s
         self._one = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._covered: dict[str, float] = {}
         """Engine → epoch seconds at which the last plan that had it to blame was over."""
 
+    async def begin(self) -> None:
+        """In the background: resume, then keep in mind how engines are started while they can tell."""
+        self._do(self._resume())
+        self._do(self._remember())
+
     async def on_incident(self, found: Incident) -> None:
-        """Recover from it, unless a plan that was made meanwhile has covered its engine."""
+        """Recover from it, in the background: bundles of other engines must not wait for that."""
+        self._do(self._recover(found))
+
+    async def close(self) -> None:
+        """Give up what runs. A recovery stays as its journal has it, and is gone on with at the next `begin`."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _do(self, what: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            says = f"recovery failed in itself: {type(error).__name__}: {error}"
+            log.error("recovery failed", error=says)
+            self._told(None, Outcome(status="failed", says=says))
+
+    async def _resume(self) -> None:
+        async with self._one:
+            outcome = await self._recovery.resume()
+            if outcome is not None:
+                self._told(None, outcome)
+
+    async def _remember(self) -> None:
+        while True:
+            await asyncio.to_thread(self._recovery.remember, self._watch.snapshot.engines)
+            await asyncio.sleep(REMEMBER_S)
+
+    async def _recover(self, found: Incident) -> None:
         async with self._one:
             if found.began <= self._covered.get(found.engine, 0.0):
                 log.info("incident is covered by the last recovery", engine=found.engine)
@@ -68,8 +113,7 @@ class Actor:
                 summary=found.verdict.summary,
             )
             outcome = await self._recovery.recover(case, engines, await loops_of(engines, self._window_s))
-            over = time.time()
-            self._covered |= dict.fromkeys(blamed, over)
+            self._covered |= dict.fromkeys(blamed, time.time())
             self._told(case, outcome)
 
 
