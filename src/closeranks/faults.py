@@ -43,8 +43,7 @@ POINTS: dict[str, dict[str, str]] = {
     "transfer.start": {
         "stick": "the transfer neither ends nor fails (`seconds=` bounds it)",
         "fail": "the transfer fails",
-        "late": "its bytes are written `seconds=` later, and only then is it reported failed; with `fail` on another "
-        "rank at the same `transfer=`, that is long after its room has ended",
+        "late": "it is reported failed at once, and its bytes are written all the same, `seconds=` later",
     },
     "peer.send": {
         "drop": "a message between the leaders is lost",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from closeranks.protocol import Check, Checked, Dropped, RoomId, Send, Sent
+from closeranks.protocol import Check, Checked, Dropped, Progress, RoomId, Send, Sent
 from tests.engine.rank.peers import Host
 
 BACKENDS = ["shm", pytest.param("nixl", marks=pytest.mark.slow)]
@@ -134,6 +134,11 @@ def test_a_send_of_nothing_is_answered() -> None:
         assert [(s.error, s.sums) for s in writer.wait(Sent)] == [("", [])] * 2
 
 
+def ends(host: Host) -> list[object]:
+    """Notices that are not about progress."""
+    return [notice for notice in host.notices if not isinstance(notice, Progress)]
+
+
 def large(backend: str) -> Any:
     return Host(backend, 1, layers=8, shares=1, head_dim=64, page_size=512, pages=64)  # 2 MiB a page
 
@@ -147,10 +152,10 @@ def test_a_write_to_a_stopped_peer_is_open_until_its_end_is_known() -> None:
         target.signal(signal.SIGSTOP)
         pages = [(p, p) for p in range(1, 64)]
         writer.step(sends=[Send(2, ROOM, target.instance, pages)], drop=[target.instance])
-        until = time.monotonic() + 1.0
-        while writer.hear(until - time.monotonic()):
-            pass
-        assert writer.notices == []
+        until = time.monotonic() + 30.0
+        while writer.hear(2.0):
+            assert time.monotonic() < until, "it advances without an end: more than a connection's buffers take"
+        assert ends(writer) == []
         target.signal(signal.SIGCONT)
         assert [s.error for s in writer.wait(Sent)] == [""]
         writer.wait(Dropped)
@@ -164,7 +169,7 @@ def test_a_write_whose_peer_dies_is_settled_with_an_error() -> None:
         target.signal(signal.SIGSTOP)
         writer.step(sends=[Send(2, ROOM, target.instance, [(p, p) for p in range(1, 64)])])
         writer.hear(0.3)
-        assert writer.notices == []
+        assert ends(writer) == []
         target.signal(signal.SIGKILL)
         assert writer.wait(Sent)[0].error
 
@@ -216,7 +221,7 @@ def test_many_transfers_at_once_are_each_answered_once(backend: str) -> None:
         answered = [[s.transfer for s in writer.wait(Sent)] for _ in sends]
         assert sorted(a[0] for a in answered) == sorted(a[1] for a in answered) == list(range(1, 101))
         writer.hear(0.2)
-        assert writer.notices == []
+        assert ends(writer) == []
 
 
 def test_a_check_that_does_not_cover_its_pages_is_a_fault() -> None:
@@ -232,7 +237,7 @@ def test_drills_stick_fail_write_late_and_corrupt(backend: str) -> None:
     faults = (
         "transfer.start:stick,transfer=1,seconds=1",
         "transfer.start:fail,transfer=2",
-        "transfer.start:late,transfer=3,seconds=1",
+        "transfer.start:late,transfer=3,seconds=2",
     )
     with (
         Host(backend, 1, faults) as writer,
@@ -249,9 +254,13 @@ def test_drills_stick_fail_write_late_and_corrupt(backend: str) -> None:
             (3, True),
             (4, False),
         ]
-        assert {s.transfer for s in sents[2:]} == {1, 3}, "they stuck for a while"
-        assert target.read(3, 0) == writer.read(3, 0), "it was reported failed, but only once it had written"
+        assert sents[3].transfer == 1, "it stuck for a while"
+        assert [s.transfer for s in sents if s.unsure] == [2, 3] or [s.transfer for s in sents if s.unsure] == [3, 2]
         assert not any(target.read(2, 0))
+        assert not any(target.read(3, 0))
+        writer.step(drop=[target.instance])
+        writer.wait(Dropped)
+        assert target.read(3, 0) == writer.read(3, 0), "it has written although it was reported failed, and ended"
         table = by_share(writer, [s for s in sents if s.transfer == 4])
         target.step(checks=[Check(ROOM, [4], table)])
         assert target.wait(Checked)[0].bad == [(4, 0)]

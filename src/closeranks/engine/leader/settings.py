@@ -56,6 +56,8 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """File whose bytes (up to 64) key the page hashes; empty: a random key of this process."""
     log_dir: str = ""
     """Folder of the step log; empty: `RUN/ENGINE/EPOCH/log`. `-`: no log."""
+    step_log: bool = True
+    """Keep a log of every decision for `closeranks replay`. Off only to measure what it costs."""
     log_segment_bytes: int = 16 << 20
     """A segment of the step log is closed at this size."""
     log_segments: int = 8

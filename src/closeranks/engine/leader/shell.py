@@ -71,7 +71,7 @@ class Shell:
         self.faults = injector(settings.fault, record, engine=settings.engine, role=settings.role, epoch=settings.epoch)
         self.leader = Leader(settings.config())
         self.writer: Writer | None = None
-        if settings.log_dir != "-":
+        if settings.step_log and settings.log_dir != "-":
             folder = Path(settings.log_dir) if settings.log_dir else self.folder / "log"
             self.writer = Writer(folder, self.leader.config, settings.log_segment_bytes, settings.log_segments)
         salt = Path(settings.salt_file).read_bytes()[:64] if settings.salt_file else secrets.token_bytes(32)

@@ -83,7 +83,14 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
     runner = Runner(loaded.model, pool, group, settings.max_running, loaded.converted.path / "tokenizer.json")
     runner.warm_up(settings.chunk)
     transfer = TransferThread(
-        backend, pool, settings.epoch, notices.post, notices.fault, settings.transfer_stuck_s, faults
+        backend,
+        pool,
+        settings.epoch,
+        notices.post,
+        notices.fault,
+        settings.transfer_stuck_s,
+        faults,
+        settings.checksums,
     )
     transfer.start()
     log.info(
@@ -96,7 +103,7 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
     socket = process.dealer(context, settings, "step")
     compiler = CompilerThread(runner.grammars, settings.epoch, notices.post, notices.fault).take
     compiles = compiler if settings.rank == 0 else None
-    loop = Loop(settings.epoch, runner, group, transfer, notices, socket, faults, compiles)
+    loop = Loop(settings.epoch, runner, group, transfer, notices, socket, faults, compiles, settings.digest)
     joined = Joined(
         epoch=settings.epoch,
         rank=settings.rank,
@@ -107,7 +114,7 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
             dtype=loaded.dtype,
             page=layout.describe(settings.page_size),
             tokenizer=loaded.tokenizer,
-            checksum=checksum.name(pool.device),
+            checksum=checksum.name(pool.device) if settings.checksums else checksum.NONE,
         ),
         memory=pool.memory(backend.name, backend.address),
         num_pages=num_pages,

@@ -9,6 +9,10 @@ def name(device: torch.device) -> str:
     return "xxh3_64" if device.type == "cpu" else "mix64"
 
 
+NONE = "none"
+"""In place of a name where pages are not verified."""
+
+
 def share_sum(share: torch.Tensor) -> int:
     """Unsigned 64-bit checksum of a contiguous tensor's bytes, by the rule of its device.
 

@@ -104,8 +104,12 @@ class Loop:
         socket: "zmq.Socket[bytes]",
         injector: Injector | None = None,
         compiler: Callable[[Compile], None] | None = None,
+        digest: bool = True,
     ) -> None:
-        """`compiler` takes orders to compile grammars and never waits; None: this rank does not sample."""
+        """`compiler` takes orders to compile grammars and never waits; None: this rank does not sample.
+
+        Without `digest` every report has 0 in its place.
+        """
         self._epoch = epoch
         self._runner = runner
         self._group = group
@@ -114,7 +118,7 @@ class Loop:
         self._socket = socket
         self._injector = injector
         self._compiler = compiler
-        self._digest = Digest(epoch)
+        self._digest = Digest(epoch) if digest else None
         self._last = 0
         """The last launched step."""
         self._open: deque[OpenStep] = deque()
@@ -178,7 +182,9 @@ class Loop:
         """Wait for the oldest open step and report it; transfers that it orders start, and go on afterwards."""
         step, result = done.step, done.launched.result()
         self._transfer.submit(step)
-        digest = self._digest.add(step.n, step.rows, done.tables, result.tokens, done.operations)
+        digest = 0
+        if self._digest is not None:
+            digest = self._digest.add(step.n, step.rows, done.tables, result.tokens, done.operations)
         self._notices.open_step = self._open[0].step.n if self._open else 0
         sampling = self._group.rank == 0
         report = Report(
@@ -198,7 +204,7 @@ class Loop:
         for row in step.rows:
             for token in dict.fromkeys(row.begin.tokens) if row.begin else ():
                 injector.act("rank.row", token=token)
-        if injector.act("rank.digest", n=step.n):
+        if injector.act("rank.digest", n=step.n) and self._digest is not None:
             self._digest.value ^= 1
 
     def _next(self) -> Any:

@@ -58,6 +58,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """How pages move between engines; empty: NIXL if it imports, else shared memory."""
     nixl_transport: str = "tcp"
     """UCX_TLS for NIXL where the environment does not set it. `tcp` is asynchronous everywhere; empty: UCX's choice."""
+    checksums: bool = True
+    """Compare each page that arrives with its sender's checksum. Off only to measure what that costs: a damaged page
+    goes unnoticed. Engines that pair must have the same."""
+    digest: bool = True
+    """Report a digest of what each step did. Off only to measure what that costs: ranks that differ go unnoticed."""
     transfer_stuck_s: Seconds = 30.0
     """A transfer open for longer is logged by its age. It stays open: only its end is proof that it writes no more."""
     collectives: Literal["shm", "gloo", "nccl", ""] = ""

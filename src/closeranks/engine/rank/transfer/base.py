@@ -1,8 +1,9 @@
 """What a transfer backend does. All calls come from one thread, the rank's transfer thread.
 
-The one promise that everything rests on: a write is *settled* when the backend knows that it will never touch the
-peer's memory again. Passed time, a release, a stopped process prove nothing; a write that cannot be proven settled
-stays open, for ever if need be.
+The promises that everything rests on: a write that is reported as done will never touch the peer's memory again, and
+neither will any write to a peer once it is dropped. Passed time, a release, a stopped process prove nothing; a write
+that cannot be proven ended stays open, for ever if need be. One that is reported as failed has ended as far as the
+backend knows; nobody relies on it before the peer is dropped.
 """
 
 from typing import Protocol, TypeVar
@@ -39,7 +40,11 @@ class Backend(Protocol[WriteT]):
         ...
 
     def poll(self, write: WriteT) -> str | None:
-        """Go on with a write. None: open. Empty: every byte is written. Else the error. Not None is final: settled."""
+        """Go on with a write. None: open. Empty: every byte is written. Else the error. Not None is final."""
+        ...
+
+    def moved(self, write: WriteT) -> int:
+        """A number that changes whenever bytes of an open write are known to be written, or of one it waits for."""
         ...
 
     def drop(self, instance: int) -> bool:

@@ -24,7 +24,8 @@ class Write:
 class FaultyBackend:
     """Wraps another backend; what `transfer.start` faults ask for is done to the writes that begin.
 
-    None of them breaks a backend's own promise: what was reported as ended writes no more.
+    A `late` one is what a backend should not do and may: it reports a failure and writes afterwards. What no backend
+    may do it does not do either: write to a peer that it has dropped.
     """
 
     def __init__(self, inner: Backend[Any], injector: Injector) -> None:
@@ -51,7 +52,7 @@ class FaultyBackend:
         fault = write.fault
         if fault is None:
             return self._inner.poll(write.inner)
-        if fault.action == "fail":
+        if fault.action in ("fail", "late"):
             return f"injected: {fault.spec}"
         if write.inner is None:
             if time.monotonic() < write.until:
@@ -61,8 +62,10 @@ class FaultyBackend:
                 write.inner = self._inner.start(write.send)
             except PeerUnusable as error:
                 return str(error)
-        outcome = self._inner.poll(write.inner)
-        return f"injected: {fault.spec}" if outcome == "" and fault.action == "late" else outcome
+        return self._inner.poll(write.inner)
+
+    def moved(self, write: Write) -> int:
+        return 0 if write.inner is None else self._inner.moved(write.inner)
 
     def drop(self, instance: int) -> bool:
         if any(write.send.peer == instance for write in self._held):
@@ -70,7 +73,19 @@ class FaultyBackend:
         return self._inner.drop(instance)
 
     def progress(self) -> bool:
+        self._held = [write for write in self._held if not self._written(write)]
         return self._inner.progress()
+
+    def _written(self, write: Write) -> bool:
+        """Go on with a write that was reported as failed long ago; whether it has ended."""
+        if write.fault is None or write.fault.action != "late" or time.monotonic() < write.until:
+            return False
+        if write.inner is None:
+            try:
+                write.inner = self._inner.start(write.send)
+            except PeerUnusable:
+                return True
+        return self._inner.poll(write.inner) is not None
 
     def close(self) -> None:
         self._inner.close()

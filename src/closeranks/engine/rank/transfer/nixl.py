@@ -1,4 +1,7 @@
-"""Transfers through NIXL (nixl-cu12 1.5): one agent per rank, one write request per peer rank and transfer.
+"""Transfers through NIXL (nixl-cu12 1.5): one agent per rank; a write is cut into requests, a few under way at a time.
+
+NIXL says of a request that it is under way or has ended, nothing between. So each is kept as small as takes a fraction
+of a second: their ends are how a slow connection is told from a stuck one.
 
 What was measured and is relied on here:
 
@@ -13,7 +16,7 @@ What was measured and is relied on here:
 
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +26,16 @@ import numpy as np
 from closeranks.protocol import Peer, Send
 
 from ..planes import Pool
-from .plan import PeerUnusable, Route, pieces, routes
+from .plan import PeerUnusable, Piece, Route, pieces, routes
 
 _BUSY_S = 50e-6
 """A call that takes longer moved bytes: an empty one takes 2 to 20 µs."""
+UNDER_WAY = 4
+"""Requests to one peer rank at a time."""
+FIRST, LEAST, MOST = 1 << 20, 64 << 10, 8 << 20
+"""Bytes of a request: at first, and the bounds between which it follows the speed of the connection."""
+SHORT_S, LONG_S = 0.05, 0.5
+"""A request that takes less is followed by one of twice its size, one that takes longer by one of half."""
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):
@@ -52,19 +61,69 @@ def available() -> bool:
     return True
 
 
-@dataclass
-class _Target:
-    route: Route
-    address: Address
-
-
-@dataclass
+@dataclass(eq=False)
 class Write:
-    """An open write: the requests that are not settled yet, and what the settled ones said."""
+    """An open write: bytes that are not known to be written, and what failed."""
 
     instance: int
-    requests: list[Any] = field(default_factory=list)
+    left: int = 0
+    done: int = 0
     errors: list[str] = field(default_factory=list)
+    rounds: dict["_Lane", int] = field(default_factory=dict)
+    """Lanes that it takes, and the round of each that it has seen."""
+
+
+@dataclass(eq=False)
+class _Request:
+    write: Write
+    handle: Any
+    length: int
+    since: float
+    failed: bool = False
+
+
+@dataclass(eq=False)
+class _Lane:
+    """The way to one peer rank. Writes take it in their order, so that one advances whenever the lane does."""
+
+    route: Route
+    address: Address
+    queue: deque[tuple[Write, deque[Piece]]] = field(default_factory=deque)
+    """What is not posted yet."""
+    under_way: list[_Request] = field(default_factory=list)
+    size: int = FIRST
+    done: int = 0
+    """Bytes written so far."""
+    rounds: int = 0
+
+    def take(self) -> tuple[Write, list[Piece]]:
+        """The next request's pieces, all of one write."""
+        write, left = self.queue[0]
+        taken: list[Piece] = []
+        room = self.size
+        while left and room > 0:
+            piece = left.popleft()
+            if piece.length > room:
+                left.appendleft(Piece(piece.own + room, piece.theirs + room, piece.length - room))
+                piece = Piece(piece.own, piece.theirs, room)
+            taken.append(piece)
+            room -= piece.length
+        if not left:
+            self.queue.popleft()
+        return write, taken
+
+    def give_up(self, write: Write | None = None) -> list[Write]:
+        """Post nothing more of a write, or (None) of any; the writes that lost something."""
+        lost = []
+        kept: deque[tuple[Write, deque[Piece]]] = deque()
+        for other, left in self.queue:
+            if write is None or other is write:
+                other.left -= sum(piece.length for piece in left)
+                lost.append(other)
+            else:
+                kept.append((other, left))
+        self.queue = kept
+        return lost
 
 
 class NixlBackend:
@@ -107,7 +166,7 @@ class NixlBackend:
         self._agent.register_memory([(pool.base, pool.nbytes, max(0, self._device), "")], self._kind)
         metadata = self._agent.get_agent_metadata()
         self.address: bytes = msgspec.msgpack.encode(Address(agent, metadata, pool.base, self._device))
-        self._peers: dict[int, tuple[Peer, list[_Target]]] = {}
+        self._peers: dict[int, tuple[Peer, list[_Lane]]] = {}
         self._unsettled: Counter[int] = Counter()
         self._broken: dict[int, str] = {}
         """Instances to which a request failed: UCX never mends an endpoint, only a reloaded agent gets a new one."""
@@ -118,92 +177,136 @@ class NixlBackend:
             return
         if known is not None:
             raise PeerUnusable(f"{peer.engine} instance {peer.instance:x} came again with other memories")
-        targets: list[_Target] = []
+        lanes: list[_Lane] = []
         try:
             for route in routes(self._pool.shares, self._pool.share_bytes, peer, self.name):
                 address = _address.decode(route.memory.address)
                 self._agent.add_remote_agent(address.metadata)
-                targets.append(_Target(route, address))
+                lanes.append(_Lane(route, address))
         except self._unfit as error:
-            for target in targets:
-                self._agent.remove_remote_agent(target.address.agent)
+            for lane in lanes:
+                self._agent.remove_remote_agent(lane.address.agent)
             raise PeerUnusable(f"{peer.engine} instance {peer.instance:x} is refused by NIXL: {error!r}") from error
-        self._peers[peer.instance] = (peer, targets)
+        self._peers[peer.instance] = (peer, lanes)
 
     def start(self, send: Send) -> Write:
         if send.peer not in self._peers:
             raise PeerUnusable(f"peer instance {send.peer:x} is not known")
         if send.peer in self._broken:
             self._reconnect(send.peer)
-        plans = [
-            (target, pieces(target.route, self._pool.page_bytes, send.pages)) for target in self._peers[send.peer][1]
-        ]
+        plans = [(lane, pieces(lane.route, self._pool.page_bytes, send.pages)) for lane in self._peers[send.peer][1]]
         write = Write(send.peer)
         self._unsettled[send.peer] += 1
-        for target, plan in plans:
-            table = np.array([(p.own, p.theirs, p.length) for p in plan], dtype=np.uint64).reshape(-1, 3)
-            own = np.zeros_like(table)
-            own[:, 0] = table[:, 0] + np.uint64(self._pool.base)
-            own[:, 1] = table[:, 2]
-            own[:, 2] = max(0, self._device)
-            theirs = np.zeros_like(table)
-            theirs[:, 0] = table[:, 1] + np.uint64(target.address.base)
-            theirs[:, 1] = table[:, 2]
-            theirs[:, 2] = max(0, target.address.device)
-            kind = "DRAM" if target.address.device < 0 else "VRAM"
-            agent = self._agent
-            try:
-                request = agent.initialize_xfer(
-                    "WRITE",
-                    agent.get_xfer_descs(own, self._kind),
-                    agent.get_xfer_descs(theirs, kind),
-                    target.address.agent,
-                )
-            except self._refused as error:
-                self._fail(write, f"rank {target.route.memory.rank}: {error!r}")
-                continue
-            write.requests.append(request)
-            try:
-                agent.transfer(request)
-            except self._failed as error:
-                self._fail(write, f"rank {target.route.memory.rank}: {error!r}")
+        for lane, plan in plans:
+            write.left += sum(piece.length for piece in plan)
+            write.rounds[lane] = lane.rounds
+            lane.queue.append((write, deque(plan)))
+        for lane, _ in plans:
+            self._fill(lane)
         return write
 
-    def _fail(self, write: Write, problem: str) -> None:
-        write.errors.append(problem)
+    def _fill(self, lane: _Lane) -> None:
+        """Post requests while there is room under way."""
+        while lane.queue and len(lane.under_way) < UNDER_WAY:
+            self._post(lane, *lane.take())
+
+    def _post(self, lane: _Lane, write: Write, plan: list[Piece]) -> None:
+        length = sum(piece.length for piece in plan)
+        table = np.array([(p.own, p.theirs, p.length) for p in plan], dtype=np.uint64).reshape(-1, 3)
+        own = np.zeros_like(table)
+        own[:, 0] = table[:, 0] + np.uint64(self._pool.base)
+        own[:, 1] = table[:, 2]
+        own[:, 2] = max(0, self._device)
+        theirs = np.zeros_like(table)
+        theirs[:, 0] = table[:, 1] + np.uint64(lane.address.base)
+        theirs[:, 1] = table[:, 2]
+        theirs[:, 2] = max(0, lane.address.device)
+        kind = "DRAM" if lane.address.device < 0 else "VRAM"
+        agent = self._agent
+        try:
+            handle = agent.initialize_xfer(
+                "WRITE",
+                agent.get_xfer_descs(own, self._kind),
+                agent.get_xfer_descs(theirs, kind),
+                lane.address.agent,
+            )
+        except self._refused as error:
+            write.left -= length
+            self._fail(lane, write, repr(error))
+            return
+        request = _Request(write, handle, length, time.monotonic())
+        lane.under_way.append(request)
+        try:
+            agent.transfer(handle)
+        except self._failed as error:
+            request.failed = True
+            self._fail(lane, write, repr(error))
+
+    def _fail(self, lane: _Lane, write: Write, error: str) -> None:
+        """A connection that failed once is not used again: nothing more is posted to it before it is made anew."""
+        problem = f"rank {lane.route.memory.rank}: {error}"
         self._broken[write.instance] = problem
+        for other in {id(x): x for x in (write, *lane.give_up())}.values():
+            if problem not in other.errors:
+                other.errors.append(problem)
+        for way in write.rounds:
+            way.give_up(write)
 
     def _reconnect(self, instance: int) -> None:
         """Load a peer's agents anew after a failure, once nothing to it is open."""
         if self._unsettled[instance] > 0:
             raise PeerUnusable(f"the connection failed ({self._broken[instance]}) and is not mended yet")
-        peer, targets = self._peers.pop(instance)
+        peer, lanes = self._peers.pop(instance)
         del self._broken[instance]
-        for target in targets:
-            self._agent.remove_remote_agent(target.address.agent)
+        for lane in lanes:
+            self._agent.remove_remote_agent(lane.address.agent)
         self.meet(peer)
 
     def poll(self, write: Write) -> str | None:
-        write.requests = [request for request in write.requests if not self._settled(write, request)]
-        if write.requests:
+        for lane, seen in write.rounds.items():
+            if seen == lane.rounds:  # else another write has just looked after it
+                self._look_after(lane)
+            write.rounds[lane] = lane.rounds
+        if write.left > 0:
             return None
         self._unsettled[write.instance] -= 1
         return "; ".join(write.errors)
 
-    def _settled(self, write: Write, request: Any) -> bool:
+    def _look_after(self, lane: _Lane) -> None:
+        lane.rounds += 1
+        lane.under_way = [request for request in lane.under_way if not self._ended(lane, request)]
+        self._fill(lane)
+
+    def moved(self, write: Write) -> int:
+        return write.done + sum(
+            lane.done for lane in write.rounds if any(waiting is write for waiting, _ in lane.queue)
+        )
+
+    def _ended(self, lane: _Lane, request: _Request) -> bool:
         """Whether a request has ended and NIXL let go of it: one that it cannot release may still be under way."""
         try:
-            state = self._agent.check_xfer_state(request)
+            state = self._agent.check_xfer_state(request.handle)
         except self._failed as error:
             state = f"{error!r}"
         if state == "PROC":
             return False
-        if state != "DONE" and state not in write.errors:
-            self._fail(write, state)
+        write = request.write
+        if state != "DONE" and not request.failed:
+            request.failed = True
+            self._fail(lane, write, state)
         try:
-            self._agent.release_xfer_handle(request)
+            self._agent.release_xfer_handle(request.handle)
         except self._active:
             return False
+        write.left -= request.length
+        if state == "DONE":
+            write.done += request.length
+            lane.done += request.length
+            took = time.monotonic() - request.since
+            if took < SHORT_S:
+                lane.size = min(MOST, lane.size * 2)
+            elif took > LONG_S:
+                lane.size = max(LEAST, lane.size // 2)
         return True
 
     def drop(self, instance: int) -> bool:
@@ -212,8 +315,8 @@ class NixlBackend:
         del self._unsettled[instance]
         self._broken.pop(instance, None)
         known = self._peers.pop(instance, None)
-        for target in known[1] if known else ():
-            self._agent.remove_remote_agent(target.address.agent)
+        for lane in known[1] if known else ():
+            self._agent.remove_remote_agent(lane.address.agent)
         return True
 
     def progress(self) -> bool:

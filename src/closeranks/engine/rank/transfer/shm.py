@@ -133,6 +133,9 @@ class ShmBackend:
             self._open = [other for other in self._open if other is not write]
         return write.ended
 
+    def moved(self, write: Write) -> int:
+        return -len(write.left)
+
     def drop(self, instance: int) -> bool:
         known = self._peers.pop(instance, None)
         for write in self._open:

@@ -16,7 +16,7 @@ import structlog
 import torch
 
 from closeranks.faults import Injector
-from closeranks.protocol import Check, Checked, Dropped, FromRank, Peer, Send, Sent, Step
+from closeranks.protocol import Check, Checked, Dropped, FromRank, Peer, Progress, Send, Sent, Step
 
 from ..checksum import bytes_sum, share_sum
 from ..planes import Pool
@@ -30,13 +30,16 @@ _OPEN_S, _IDLE_S, _ALONE_S = 0.0003, 0.005, 0.5
 _FADE = 0.1
 """With peers it waits for this part of the time since bytes last moved: often while they come, rarely after."""
 
+TELL_S = 0.5
+"""Time between two notices that long work advances."""
+
 Work = Peer | Send | Check | int | torch.cuda.Event
 """What the step loop hands over; a number is a peer instance to drop, an event is waited for before what follows."""
 
 
 @dataclass
 class _Sending:
-    """A `Send` under way: settled when the backend says so, answered when its sums are known too."""
+    """A `Send` under way: ended when the backend says so, answered when its sums are known too."""
 
     send: Send
     write: Any
@@ -44,6 +47,8 @@ class _Sending:
     outcome: str | None = None
     sums: list[list[int]] = field(default_factory=list)
     reported: bool = False
+    mark: tuple[int, int] = (0, 0)
+    """How far it was when the leader was last told."""
 
 
 @dataclass
@@ -67,6 +72,7 @@ class TransferThread:
         fault: Callable[[BaseException], None],
         stuck_s: float = 30.0,
         injector: Injector | None = None,
+        checksums: bool = True,
     ) -> None:
         self._backend = backend
         self._pool = pool
@@ -75,12 +81,15 @@ class TransferThread:
         self._fault = fault
         self._stuck_s = stuck_s
         self._injector = injector
+        self._checksums = checksums
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._unusable: dict[int, str] = {}
         self._peers: dict[int, str] = {}
         self._sending: list[_Sending] = []
         self._checking: list[_Checking] = []
         self._dropping: list[int] = []
+        self._tell_at = 0.0
+        self._checked_pages = self._checked_told = 0
         self._moved = 0.0
         self._busy = False
         self._log = structlog.get_logger().bind(rank=pool.rank, backend=backend.name)
@@ -200,6 +209,23 @@ class TransferThread:
             self._dropping = [instance for instance in self._dropping if not self._drop(instance)]
         if self._busy or left:
             self._moved = time.monotonic()
+        if left or self._checking:
+            self._tell(time.monotonic())
+
+    def _tell(self, now: float) -> None:
+        """Tell the leader which long work has advanced: slow is not stuck."""
+        if now < self._tell_at:
+            return
+        self._tell_at = now + TELL_S
+        moving = []
+        for sending in self._sending:
+            mark = (0 if sending.outcome is not None else self._backend.moved(sending.write), len(sending.sums))
+            if now - sending.since > TELL_S and mark != sending.mark:
+                moving.append(sending.send.transfer)
+            sending.mark = mark
+        checking, self._checked_told = self._checked_pages != self._checked_told, self._checked_pages
+        if moving or checking:
+            self._notify(Progress(self._epoch, self._pool.rank, 0, 0, moving, checking))
 
     def _advance_sending(self, sending: _Sending) -> bool:
         if sending.outcome is None:
@@ -223,7 +249,7 @@ class TransferThread:
                 )
             return False
         if sending.outcome:
-            self._notify(Sent(self._epoch, self._pool.rank, send.transfer, sending.outcome, []))
+            self._notify(Sent(self._epoch, self._pool.rank, send.transfer, sending.outcome, [], unsure=True))
             return True
         if len(sending.sums) < len(send.pages):
             return False
@@ -231,6 +257,8 @@ class TransferThread:
         return True
 
     def _sums(self, page: int) -> list[int]:
+        if not self._checksums:
+            return [0] * len(self._pool.shares)
         if self._pool.bytes is None:
             return [share_sum(share) for share in self._pool.tensor[page]]
         return [bytes_sum(self._pool.share_view(page, index)) for index in range(len(self._pool.shares))]
@@ -244,6 +272,7 @@ class TransferThread:
                 if found != sums[share]:
                     checking.bad.append((page, share))
             checking.done += 1
+            self._checked_pages += 1
             budget -= self._pool.page_bytes
         if checking.done < len(check.pages):
             return False
