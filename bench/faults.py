@@ -7,7 +7,7 @@
 `wanted` is stated before the row runs. Seconds are from the fault on: detected = the supervisor ends the epoch;
 serving = a request sent right after the fault is answered whole; silence = the longest that any client went without a
 token, a comment or an error. Faults begin once the service has its spare ranks. Rows over a link need root and
-/dev/net/tun.
+/dev/net/tun, those of memory pressure a user who may make memory cgroups (`tests/e2e/memory.py`).
 """
 
 import argparse
@@ -24,27 +24,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e import smollm, tiny
+from tests.e2e import memory, smollm, tiny
 from tests.e2e.apart import Apart, apart
 from tests.e2e.drill import ENDS, REFUSES, RESUMES, RIDES, Drill, Seen, as_wanted, ask, expectations
 from tests.e2e.link import Link, possible
 from tests.e2e.reference import Expected, Reference
-from tests.e2e.service import Served, serve
+from tests.e2e.service import Served, serve, title_of
 
 POISON = 499
 """A token that no other prompt has."""
 
 
-LATE = (
-    "transfer.start:fail,engine=prefill,rank=1,transfer=12",
-    "transfer.start:late,engine=prefill,rank=0,transfer=12,seconds=2",
-)
-"""One rank's failure ends the room, the other rank's bytes land in its pages later."""
+LATE = ("transfer.start:late,engine=prefill,rank=0,after=12,seconds=2",)
+"""The failure ends the room at once, its bytes land in its pages later."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """`where`: one command (`local`), on a small disk (`disk`), two on one host (`apart`), two networks (`link`)."""
+    """`where`: one command (`local`), on a small disk (`disk`), with some of its processes in a memory cgroup
+    (`memory`), two on one host (`apart`), two networks (`link`)."""
 
     name: str
     wanted: str
@@ -89,6 +87,17 @@ def fill_disk_and_kill(served: Served) -> None:
     os.kill(served.pid_of("decode", "rank0"), signal.SIGKILL)
     time.sleep(6.0)
     (served.run_dir / "filler").unlink()
+
+
+def squeeze(rank_is_killed: bool) -> Callable[[Served], None]:
+    """Decode's ranks run out of memory, in a cgroup of their own: the kernel kills the balloon in it, or a rank."""
+
+    def strike(served: Served) -> None:
+        ranks = [pid for pid in served.descendants() if title_of(pid).startswith("closeranks::rank decode")]
+        killed = [served.pid_of("decode", "rank0")]
+        assert memory.squeeze(killed if rank_is_killed else ranks, rank_is_killed), "the kernel killed somebody else"
+
+    return strike
 
 
 def restart_prefill_host(served: Served) -> None:
@@ -159,6 +168,8 @@ def rows() -> list[Row]:
         Row("5 % loss and 100 ms delay", RIDES, strike=link(0, 0.05, 0.1), where="link"),
         Row("disk full", RIDES, strike=fill_disk, where="disk"),
         Row("disk full for 6 s, a rank killed meanwhile", RESUMES, strike=fill_disk_and_kill, where="disk"),
+        Row("memory pressure, the kernel kills a neighbour", RIDES, strike=squeeze(False), where="memory"),
+        Row("memory pressure, the kernel kills a decode rank", RESUMES, strike=squeeze(True), where="memory"),
         Row("prefill host restarted under its address", RESUMES, strike=restart_prefill_host, where="apart"),
         Row("other model on the prefill host", REFUSES, where="mismatch"),
     ]  # fmt: skip
@@ -176,7 +187,7 @@ def world(row: Row, model: Path, flags: Sequence[str]) -> Iterator[Served]:
             stack.callback(subprocess.run, ["umount", "-l", place], check=True)
             stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
             tempfile.tempdir = place
-        if row.where in ("local", "disk"):
+        if row.where in ("local", "disk", "memory"):
             yield stack.enter_context(serve(model, *flags, *fault))
             return
         between = stack.enter_context(Link(f"crl{os.getpid() % 10000}")) if row.where == "link" else None
@@ -261,6 +272,9 @@ def table(chosen: Sequence[Row], args: argparse.Namespace, place: Path) -> int:
     for row in chosen:
         if row.where == "link" and not possible():
             print(f"| {row.name} | {row.wanted} | not run: needs root and /dev/net/tun | | | | | | |")
+            continue
+        if row.where == "memory" and not memory.possible():
+            print(f"| {row.name} | {row.wanted} | not run: needs a memory cgroup of its own | | | | | | |")
             continue
         for _ in range(args.times):
             try:
