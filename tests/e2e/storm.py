@@ -2,6 +2,8 @@
 
     python -m tests.e2e.storm --requests 5000                    tiny model, PD 1+1
     python -m tests.e2e.storm --requests 1000 --model FOLDER     a Hugging Face folder
+    python -m tests.e2e.storm --requests 10000 --minutes 10 --kill-every 60
+                                       PD 2+2, a random rank killed every minute, memory of each process written down
 
 Hand-over by NIXL over TCP; with root and `ip`, in a network namespace whose loopback is shaped to `--rate`, so that
 transfers last long enough to be hit. Afterwards: zero pages owned or quarantined, zero open rooms, every surviving
@@ -28,6 +30,7 @@ from closeranks.engine.leader.events import Aborted
 from closeranks.engine.leader.replay import replay
 from closeranks.protocol import RoomId
 from tests.e2e import tiny
+from tests.e2e.endurance import FLAT, WARM_S, Endurance
 from tests.e2e.exactness import complete
 from tests.e2e.reference import NEAR, Expected, Reference
 from tests.e2e.service import Served, serve
@@ -74,16 +77,19 @@ async def survivor(session: aiohttp.ClientSession, url: str, expected: Expected)
             return
 
 
-async def storm(served: Served, requests: int, pool: Sequence[Expected], output: int, seed: int) -> tuple[int, int]:
-    """Send all requests in groups; (cut, survived). Raises AssertionError at a wrong answer."""
+async def storm(
+    served: Served, requests: int, pool: Sequence[Expected], output: int, seed: int, minutes: float = 0.0
+) -> tuple[int, int]:
+    """Send at least so many requests in groups, for at least so long; (cut, survived). AssertionError: a wrong one."""
     draw = random.Random(seed)
     cut_count = done_count = 0
+    until = time.monotonic() + 60 * minutes
     span = 2.0  # seconds that a group took, lately: the moment of the cut is drawn from it
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=600)) as session:
         sent = 0
-        while sent < requests:
-            size = min(GROUP, requests - sent)
+        while sent < requests or time.monotonic() < until:
+            size = min(GROUP, requests - sent) if sent < requests else GROUP
             sent += size
             begin, cut = time.monotonic(), asyncio.Event()
             tasks: list[asyncio.Task[bool]] = []
@@ -149,26 +155,41 @@ def stages(run_dir: Path) -> collections.Counter[str]:
 
 
 def run(
-    model: Path, requests: int, flags: Sequence[str], lengths: range, output: int, seed: int, vocabulary: int
+    model: Path, args: argparse.Namespace, flags: Sequence[str], lengths: range, output: int, vocabulary: int
 ) -> None:
     """One storm against one service; prints what was seen. Raises AssertionError at residue or a wrong answer."""
-    draw = random.Random(seed)
+    draw = random.Random(args.seed)
     reference = Reference(model)
     pool = [
         reference.continue_([draw.randrange(5, vocabulary) for _ in range(draw.choice(lengths))], output)
         for _ in range(24)
     ]
     with serve(model, "--disaggregation-transfer-backend", "nixl", *flags) as served:
+        endurance = Endurance(served, args.kill_every, args.seed)
+        endurance.start()
         begin = time.monotonic()
-        cut, survived = asyncio.run(storm(served, requests, pool, output, seed))
+        try:
+            cut, survived = asyncio.run(storm(served, args.requests, pool, output, args.seed, args.minutes))
+        finally:
+            endurance.stop()
         took = time.monotonic() - begin
         engines = served.assert_no_residue()
-        served.assert_undisturbed()
+        if not args.kill_every:
+            served.assert_undisturbed()
+        replaced = len(list(served.run_dir.glob("*/incidents/*/manifest.json")))
+        assert replaced <= len(endurance.killed), f"{replaced} engines replaced, {len(endurance.killed)} ranks killed"
         counted = stages(served.run_dir)
-    print(f"{requests} requests in {took:.0f} s: {cut} cut, {survived} survived, all exact; residue: none")
+        memory = endurance.growth()
+    print(f"{cut + survived} requests in {took:.0f} s: {cut} cut, {survived} survived, all exact; residue: none")
+    if args.kill_every:
+        print(f"{len(endurance.killed)} ranks killed, {replaced} engines replaced")
     print("aborts by stage: " + ", ".join(f"{stage} {n}" for stage, n in sorted(counted.items())))
     for name, engine in engines.items():
         print(f"{name}: {engine['pages_free']} free + {engine['pages_cached']} cached = {engine['pages_total']} pages")
+    for title, (first, last, growth) in memory.items():
+        print(f"memory of {title}: {first / 2**20:.1f} -> {last / 2**20:.1f} MiB ({growth:+.1%})")
+    grown = [title for title, (_, _, growth) in memory.items() if growth > FLAT]
+    assert took < 2 * WARM_S or not grown, f"memory is not flat: {grown}"
 
 
 def in_namespace(rate: str) -> int:
@@ -207,17 +228,20 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="Hugging Face folder; left out: the tiny random model")
     parser.add_argument("--rate", default="400mbit", help="of the shaped loopback")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=0.0, help="go on for at least so long")
+    parser.add_argument("--kill-every", type=float, default=0.0, help="seconds between kills of a random rank; 0: none")
     parser.add_argument("flags", nargs="*", help="further flags of closeranks serve")
     args = parser.parse_args()
     if INSIDE not in os.environ and os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc"):
         return in_namespace(args.rate)
     if args.model:
         flags = ["--num-pages", "600", *args.flags]
-        run(args.model, args.requests, flags, range(20, 400), 8, args.seed, 40000)
+        run(args.model, args, flags, range(20, 400), 8, 40000)
     else:
         model = tiny.make(Path(tempfile.mkdtemp(prefix="crt-")))
-        flags = ["--num-pages", "1500", "--threads", "1", *args.flags]
-        run(model, args.requests, flags, range(50, 1500), 24, args.seed, tiny.VOCABULARY)
+        ranks = ["--tp-size", "2"] if args.kill_every else []
+        flags = ["--num-pages", "1500", "--threads", "1", *ranks, *args.flags]
+        run(model, args, flags, range(50, 1500), 24, tiny.VOCABULARY)
     return 0
 
 
