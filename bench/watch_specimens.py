@@ -31,7 +31,8 @@ LIMIT_S = 60.0
 @contextlib.contextmanager
 def watching(pids: list[int], bundles: Path) -> Iterator["subprocess.Popen[str]"]:
     """`closeranks watch` of the engines that these processes belong to."""
-    command = [sys.executable, "-m", "closeranks.cli.main", "watch", "--json", "--bundle-dir", str(bundles), "--pid"]
+    command = [sys.executable, "-m", "closeranks.cli.main", "watch", "--json", "--bundle-dir", str(bundles)]
+    command += ["--recorder-path", "/dump_flight_recorder", "--pid"]
     with (bundles.parent / "watch.log").open("w") as log:
         process = subprocess.Popen([*command, *map(str, pids)], stdout=subprocess.PIPE, stderr=log, text=True)
         try:

@@ -232,11 +232,12 @@ def test_the_switches_of_a_dump_do_not_end_a_stillness() -> None:
 
 @given(pause=st.floats(7.0, 1e6))
 @settings(max_examples=20, deadline=None)
-def test_after_a_pause_of_the_watch_durations_begin_anew(pause: float) -> None:
+def test_a_pause_of_the_watch_counts_as_a_second(pause: float) -> None:
     film = Film()
     film.looks(4)
-    film.looks(2, proc="stands", counters="stands")
-    assert film.look(proc="stands", counters="stands", stacks=SAME, after=pause) != "confirmed"
+    film.look(proc="stands", counters="stands")
+    assert film.look(proc="stands", counters="stands", after=pause) == "healthy"
+    assert film.looks(3, proc="stands", counters="stands")[-1] == "suspect"
 
 
 @given(jump=st.floats(-1e9, -0.001))

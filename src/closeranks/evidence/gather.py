@@ -25,7 +25,7 @@ _NAME = re.compile(r"^\d{8}T\d{6}Z-\d{6}-[\w.:-]+$")
 _REQUEST = re.compile(
     r"(?P<head>\b(?:GenerateReqInput|EmbeddingReqInput|ChatCompletionRequest|CompletionRequest|TokenizedGenerateReqInput"
     r"|SamplingParams)\(|\b(?:Receive|Finish): obj=|\bReceived request [\w.:-]+: |\bGenerated response [\w.:-]+:"
-    r"|[\"']?\b(?:text|content|prompt|input|inputs|output|outputs|response|messages|arguments|query|documents)[\"']?\s*[:=]"
+    r"|[\"']?\b\w*(?:text|content|prompt|input|inputs|output|outputs|response|messages|arguments|query|documents)[\"']?\s*[:=]"
     r"\s*(?=[\"'\[{])).*"
 )
 _STEERS = re.compile(
@@ -37,6 +37,33 @@ _SECRET = re.compile(r"(?i)key|token|secret|passw|credential|auth|cookie")
 def scrub(text: str) -> str:
     """`text` without secrets and without what requests carried. Linear."""
     return redact(_REQUEST.sub(lambda m: m["head"] + MASK, text))
+
+
+_USERS = re.compile(r"(?i)text|prompt|content|message|input|output|response|argument|quer|document")
+
+
+def settings(body: bytes) -> str:
+    """A server's JSON about itself, with what may hold something of a user left out, by the names of its fields."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return "not JSON\n"
+    return json.dumps(_plain(found, 0), indent=1) + "\n"
+
+
+def _plain(value: object, depth: int) -> object:
+    if isinstance(value, dict) and depth < 5:
+        kept = {str(k): v for k, v in list(value.items())[:500] if not (_USERS.search(str(k)) and not _number(v))}
+        return {k: MASK if _SECRET.search(k) and not _number(v) else _plain(v, depth + 1) for k, v in kept.items()}
+    if isinstance(value, list) and depth < 5:
+        return [_plain(v, depth + 1) for v in value[:100]]
+    if isinstance(value, str):
+        return scrub(value[:300])
+    return value if _number(value) else None
+
+
+def _number(value: object) -> bool:
+    return value is None or isinstance(value, int | float)
 
 
 class Files:

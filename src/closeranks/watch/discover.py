@@ -7,7 +7,7 @@ and it was handed to init. Titles are recognised by the same function as those i
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -107,7 +107,8 @@ def _name(kind: Kind, role: Role, port: int | None, pid: int) -> str:
 
 def group(table: Mapping[int, Row], before: Sequence[EngineSeen] = ()) -> tuple[EngineSeen, ...]:
     """The engines among the processes of `table`, by name. `before`: what was found earlier, for adopted orphans."""
-    members = _members(table)
+    children = {(p.pid, p.start_time) for e in before for p in e.procs if p.role != "launcher"}
+    members = _members(table, children)
     known = {(p.pid, p.start_time): e for e in before for p in e.procs}
     kept: dict[str, set[int]] = {}
     for row in table.values():
@@ -131,9 +132,10 @@ def group(table: Mapping[int, Row], before: Sequence[EngineSeen] = ()) -> tuple[
     )
 
 
-def _members(table: Mapping[int, Row]) -> dict[int, set[int]]:
-    """Launcher → it and all that descend from it. A launcher's fork that has no title yet is no launcher."""
-    roots = {pid for pid, row in table.items() if launches(row.argv) or _titled_launcher(row)}
+def _members(table: Mapping[int, Row], children: Container[tuple[int, int]]) -> dict[int, set[int]]:
+    """Launcher → it and all that descend from it. A launcher's fork shows the same command line and is none."""
+    launchers = {pid for pid, row in table.items() if launches(row.argv) or _titled_launcher(row)}
+    roots = {pid for pid in launchers if (pid, table[pid].start_time) not in children}
     members: dict[int, set[int]] = {}
     for pid in table:
         top = None
@@ -184,6 +186,8 @@ def _engine(table: Mapping[int, Row], root: int, pids: set[int]) -> EngineSeen:
     whos = {pid: from_title(_own_title(table[pid])) for pid in sorted(pids) if pid != root}
     procs = [_proc(table[root], "launcher", None)]
     procs += _ranked(table, {pid: who for pid, who in whos.items() if who is not None and pid != root})
+    named = {p.pid for p in procs}
+    procs += [_proc(table[pid], "helper", None) for pid in sorted(pids - named)] if kind != "trtllm" else []
     if kind == "trtllm":
         workers = sorted(p for p in pids if p != root and "mpi4py" in table[p].title)
         procs += [_proc(table[pid], "worker", rank) for rank, pid in enumerate(workers)]

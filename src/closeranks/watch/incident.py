@@ -5,6 +5,7 @@ A source that gives nothing is a note in the manifest.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from closeranks.evidence import gather
+from closeranks.evidence import capture, gather
 from closeranks.watch import verdict as judging
 from closeranks.watch.signals.counters import CountersSignal
 from closeranks.watch.signals.fetch import Answer, Client
@@ -26,6 +27,7 @@ HEALTH_S = 5.0
 """How long a `/health` may take that is asked while stacks are being taken."""
 ASK_AGAIN_S = 30.0
 """An engine's `/health` costs it a request; its probes pile up in one that stands."""
+RECORDER_FILES = 64
 LAST_WAIT_S = 1.0
 """For an answer that has not come when everything else has."""
 GATHER_S = 8.0
@@ -52,10 +54,18 @@ class Keeper:
     """Makes bundles from what the signals keep."""
 
     def __init__(
-        self, folder: Path, client: Client, pages: CountersSignal, loads: LoadsSignal, logs: LogSignal, gpu: GpuSignal
+        self,
+        folder: Path,
+        client: Client,
+        pages: CountersSignal,
+        loads: LoadsSignal,
+        logs: LogSignal,
+        gpu: GpuSignal,
+        recorder: str = "",
     ) -> None:
         self._folder = folder
         self._client, self._pages, self._loads, self._logs, self._gpu = client, pages, loads, logs, gpu
+        self._recorder = (recorder,) if recorder else ()
         self._judge = judging.Judge()
         self._asked: dict[str, dict[str, tuple[float, asyncio.Task[Answer]]]] = {}
 
@@ -64,7 +74,7 @@ class Keeper:
         now = time.monotonic()
         for engine in engines:
             asked = self._asked.setdefault(engine.name, {})
-            for path in ("/health", "/version" if engine.kind == "vllm" else "/server_info"):
+            for path in ("/health", "/version" if engine.kind == "vllm" else "/server_info", *self._recorder):
                 if engine.url is not None and now - asked.get(path, (-1e9,))[0] > ASK_AGAIN_S:
                     asked[path] = (now, asyncio.create_task(self._client.get(engine.url + path, HEALTH_S)))
         await self._judge.prepare()
@@ -144,6 +154,8 @@ class Keeper:
         head = engine.launcher or (engine.procs[0] if engine.procs else None)
         if head is not None:
             files.add(f"{name}/environment.txt", await asyncio.to_thread(gather.environment, head.pid))
+            for record in await asyncio.to_thread(recorder_files, head.pid, self._logs.paths(engine)):
+                files.add(f"{name}/{record.name}", await asyncio.to_thread(capture.tail, record, gather.FILE_BYTES))
         pages = list(self._pages.pages.get(name, ()))
         if pages:
             files.add(f"{name}/metrics_1.txt", pages[0][1])
@@ -161,9 +173,34 @@ class Keeper:
                 said = answer.status or "no answer"
                 files.add(f"{name}/health.txt", f"GET {path} -> {said} in {answer.seconds:.2f} s\n")
             elif answer.ok:
-                files.add(f"{name}/{path.rpartition('/')[2]}.json", answer.body)
+                files.add(f"{name}/{path.rpartition('/')[2]}.json", gather.settings(answer.body))
             else:
                 files.notes.append(f"{name}{path}: {answer.said}")
+
+
+def recorder_files(pid: int, logs: Sequence[str]) -> list[Path]:
+    """Files of torch's flight recorder that this life of an engine has written: where its variables say, in its
+    working folder, or beside its log."""
+    variables = dict(entry.partition("=")[::2] for entry in gather.environment(pid).splitlines())
+    places = [Path(p).parent for p in logs]
+    try:
+        places.append(Path(os.readlink(f"/proc/{pid}/cwd")))
+        born = os.stat(f"/proc/{pid}").st_mtime
+    except OSError:  # it has ended: whose files these are cannot be told any more
+        return []
+    found: dict[Path, None] = {}
+    patterns = [(place, "nccl_trace_rank_*") for place in places]
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        if prefix := variables.get(name):
+            patterns.append((Path(prefix).parent, Path(prefix).name + "*"))
+    for place, pattern in patterns:
+        for path in sorted(place.glob(pattern)):
+            try:
+                if path.is_file() and path.stat().st_mtime >= born - 1:
+                    found[path] = None
+            except OSError:  # it was renamed
+                continue
+    return list(found)[:RECORDER_FILES]
 
 
 def _stacks(files: gather.Files, rounds: Rounds) -> None:

@@ -70,7 +70,15 @@ class Watch:
                 self.gpu,
             )
         ]
-        self.keeper = Keeper(Path(settings.bundle_dir), self.client, self.counters, self.loads, self.logs, self.gpu)
+        self.keeper = Keeper(
+            Path(settings.bundle_dir),
+            self.client,
+            self.counters,
+            self.loads,
+            self.logs,
+            self.gpu,
+            settings.recorder_path,
+        )
         self.memory = machine.Memory()
         self.snapshot = Snapshot(time.monotonic(), time.time(), (), {})
         self.incidents: list[Incident] = []
@@ -134,7 +142,7 @@ class Watch:
         readings = {reader.signal.name: reader.latest for reader in self.readers}
         if self._rounds is not None:
             readings["stacks"] = self._rounds.readings
-        self.snapshot = Snapshot(time.monotonic(), time.time(), self._engines, readings, self._dumping.now())
+        self.snapshot = Snapshot(time.monotonic(), time.time(), self._engines, readings, self._dumping.ends())
         before = self.memory.states
         self.memory = machine.step(self.memory, self.snapshot, self.limits)
         self.looks += 1
@@ -190,7 +198,7 @@ class Watch:
             log.error("incident could not be handled", error=f"{type(error).__name__}: {error}")
 
     async def _incident(self, state: State) -> None:
-        """One after the other: two at a time would dump the same processes."""
+        """Evidence of one after the other: two at a time would dump the same processes."""
         async with self._one_incident:
             rounds = await self._fresh_rounds()
             incident = await self.keeper.keep(state, self.snapshot, self.states, rounds)
@@ -206,8 +214,8 @@ class Watch:
                 bundle_s=incident.bundle_s,
                 verdict_s=incident.verdict_s,
             )
-            if self.on_incident is not None:
-                await self.on_incident(incident)
+        if self.on_incident is not None:
+            await self.on_incident(incident)
 
     async def _fresh_rounds(self) -> stacks.Rounds | None:
         """The dumps of this suspicion, those in progress, or new ones; None if none can be had in time."""

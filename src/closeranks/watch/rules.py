@@ -92,10 +92,13 @@ def no_work(view: View) -> bool:
 def proofs(view: View, limits: Limits) -> tuple[Evidence, ...]:
     """What confirms alone: a dead process, a raised error, a part of the engine stopped by a signal."""
     found = []
-    state = {p: view.text("proc", "state", f"{view.engine.name}/{p.label}") for p in view.engine.procs}
-    dead = [p for p in state if state[p] in ("X", "Z") and p.role not in ("helper", "router")]
+    named = [p for p in view.engine.procs if p.role != "helper"]
+    state = {p: view.text("proc", "state", f"{view.engine.name}/{p.label}") for p in named}
+    dead = [p for p in named if state[p] in ("X", "Z")]
     patience = limits.dead_s if view.values("log") is not None else limits.dead_unlogged_s
-    for process in dead if len(dead) < len(state) else ():
+    if len(dead) == len(named):  # the whole engine went; only helpers are left
+        patience = limits.gone_s
+    for process in dead:
         track = view.proc_track(process, "state")
         if track is not None and track.last - track.changed >= patience:
             how = "is a zombie" if state[process] == "Z" else "is gone"
@@ -105,8 +108,8 @@ def proofs(view: View, limits: Limits) -> tuple[Evidence, ...]:
         found.append(Evidence("log", None, f"its log says: {crash}"))
     if thread:
         found.append(Evidence("log", None, f"its log says: the helper thread {thread} ended by an exception"))
-    stopped = [p for p in state if state[p] == "T" and p.role != "helper"]
-    if len(stopped) < len([p for p in state if state[p] not in ("", "X", "Z") and p.role != "helper"]):
+    stopped = [p for p in named if state[p] == "T"]
+    if len(stopped) < len([p for p in named if state[p] not in ("", "X", "Z")]):
         for process in stopped:
             if view.flat_s("proc", "state", f"{view.engine.name}/{process.label}") >= limits.stopped_s:
                 said = f"{process.label} (pid {process.pid}) is stopped by a signal, others of its engine are not"
@@ -125,7 +128,7 @@ def held_back(view: View) -> tuple[Evidence, ...]:
         found.append(Evidence("proc", None, "all its processes are stopped (SIGSTOP): nothing is served until SIGCONT"))
     if any(view.says("proc", "frozen", f"{view.engine.name}/{p.label}") for p in view.engine.procs):
         found.append(Evidence("proc", None, "its cgroup is frozen: nothing is served until it is thawed"))
-    if "t" in state and not view.snapshot.disturbed:
+    if "t" in state and view.snapshot.disturbed.get(view.engine.name, float("-inf")) < view.snapshot.at - 5:
         found.append(Evidence("proc", None, "a debugger holds one of its processes"))
     if not ready(view) and readable(view):
         found.append(Evidence("log", None, "it is starting: it has not said that it is ready, and nothing was served"))

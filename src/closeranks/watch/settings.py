@@ -29,6 +29,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of its own through the real path: `never`, `suspect` (only to decide a suspicion) or `always`."""
     probe_url: str = ""
     """Router or gateway through which probes go; without it each prefill–decode pair is probed directly."""
+    recorder_path: str = ""
+    """Path on the engines that makes them write torch's flight recorder to files, where they have one."""
     api_key: str = ""
     """Sent to the engines as a bearer token."""
     port: int = -1

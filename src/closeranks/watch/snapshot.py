@@ -94,8 +94,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Epoch seconds, for people only: nothing is decided by it."""
     engines: tuple[EngineSeen, ...]
     readings: Mapping[Signal, Mapping[str, Values | Blind]]
-    disturbed: frozenset[str] = frozenset()
-    """Engines that a stack dump was being taken of since the last look: their context switches are ours."""
+    disturbed: Mapping[str, float] = {}
+    """Engine → when the last stack dump of it ended (infinity: it goes on). Context switches up to then are ours."""
 
 
 class Evidence(msgspec.Struct, frozen=True):

@@ -1,8 +1,8 @@
 """How long each value has stood: the memory that turns single readings into "no context switch for 4 s".
 
 A track is a value, since when it has it, and by how many readings that is known. Durations are between readings, never
-up to now: a reading that failed proves nothing. After a pause of the watch itself (it was stopped, the machine slept)
-all durations begin anew.
+up to now: a reading that failed proves nothing. A pause of the watch itself (it was stopped, it got no CPU, the machine
+slept) counts as one second: nobody looked, and the engines may have been held as well.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,12 @@ from closeranks.watch.snapshot import Blind, Snapshot, Value
 
 Key = tuple[str, str, str]
 """Signal, key of the reading, field."""
-PAUSE_S = 6.0
+PAUSE_S = 4.0
 """A longer time between two looks is a pause of the watch."""
+PAUSE_COUNTS_S = 1.0
+AFTER_DUMP_S = 0.3
+"""For so long after a dump its own switches go on."""
+KEPT_S = 120.0
 _NOT_TRACKED = frozenset({"at", "began", "pid", "seconds", "places", "said", "wchan"})
 
 
@@ -44,7 +48,9 @@ class Track(msgspec.Struct, frozen=True):
 
 def advance(tracks: Mapping[Key, Track], snapshot: Snapshot, before: float | None) -> dict[Key, Track]:
     """The tracks after one more look. `before`: time of the look before it, None for the first."""
-    paused = before is not None and not 0 <= snapshot.at - before <= PAUSE_S
+    gap = snapshot.at - before if before is not None else 0.0
+    paused = not 0 <= gap <= PAUSE_S
+    slip = gap - PAUSE_COUNTS_S
     now: dict[Key, Track] = {}
     for signal, readings in snapshot.readings.items():
         for key, values in readings.items():
@@ -53,17 +59,24 @@ def advance(tracks: Mapping[Key, Track], snapshot: Snapshot, before: float | Non
             at = float(values.get("at", snapshot.at))
             start = tracks.get((signal, key, "start"))
             reborn = start is not None and start.value != values.get("start", start.value)
-            masked = signal == "proc" and key.partition("/")[0] in snapshot.disturbed
+            dumped = snapshot.disturbed.get(key.partition("/")[0], float("-inf")) if signal == "proc" else float("-inf")
             for field, value in values.items():
                 if field in _NOT_TRACKED:
                     continue
                 place: Key = (signal, key, field)
-                old = None if reborn or paused else tracks.get(place)
-                now[place] = _next(old, value, at, masked)
+                old = None if reborn else tracks.get(place)
+                if old is not None and paused:
+                    old = _later(old, slip)
+                now[place] = _next(old, value, at, old is not None and old.last < dumped + AFTER_DUMP_S)
     for place, old in tracks.items():  # no reading this time: it is kept as it was
-        if place not in now and not paused and snapshot.at - old.last < 120:
-            now[place] = old
+        if place not in now and snapshot.at - old.last < KEPT_S:
+            now[place] = _later(old, slip) if paused else old
     return now
+
+
+def _later(track: Track, seconds: float) -> Track:
+    """The track as if so many seconds had not been."""
+    return Track(track.value, track.changed + seconds, track.last + seconds, track.first + seconds, track.looks)
 
 
 def _next(old: Track | None, value: Value, at: float, masked: bool) -> Track:

@@ -149,7 +149,7 @@ class LogSignal:
 
     name: SignalName = "log"
     every_s = 1.0
-    limit_s = 5.0
+    limit_s = 8.0
 
     def __init__(self, given: dict[str, str] | None = None) -> None:
         self._given = given or {}

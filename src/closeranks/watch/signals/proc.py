@@ -15,7 +15,7 @@ class ProcSignal:
 
     name: SignalName = "proc"
     every_s = 1.0
-    limit_s = 5.0
+    limit_s = 8.0
 
     async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
         """In a thread: reading /proc of a process in trouble may hang."""
@@ -25,7 +25,7 @@ class ProcSignal:
         """The reading itself; blocking."""
         found: Readings = {}
         for engine in engines:
-            for proc in engine.procs:
+            for proc in (p for p in engine.procs if p.role != "helper"):
                 found[f"{engine.name}/{proc.label}"] = one(proc, engine.name in urgent)
         return found
 

@@ -59,18 +59,14 @@ def ours(engine: EngineSeen) -> list[Proc]:
 
 @dataclass
 class Dumping:
-    """Until when the context switches of which engines are the dumps' doing."""
+    """When the last dump ended of which engines (infinity: it goes on): their context switches until then are ours."""
 
     engines: frozenset[str] = frozenset()
-    until: float = -1e9
+    until: float = float("-inf")
 
-    def now(self) -> frozenset[str]:
-        """Engines whose switches say nothing at this moment."""
-        return self.engines if time.monotonic() < self.until else frozenset()
-
-
-LINGER_S = 3.0
-"""A reading that is taken in so long after a dump may still span it."""
+    def ends(self) -> dict[str, float]:
+        """Engine → end of its last dump."""
+        return dict.fromkeys(self.engines, self.until)
 
 
 async def take(engines: Sequence[EngineSeen], dumping: Dumping, gap_s: float = GAP_S) -> Rounds:
@@ -80,12 +76,12 @@ async def take(engines: Sequence[EngineSeen], dumping: Dumping, gap_s: float = G
     try:
         rounds.first = await _dump(engines)
         dumped = time.monotonic()
-        dumping.until = dumped + LINGER_S
+        dumping.until = dumped
         await _window(rounds, dumped + gap_s)
         dumping.until = float("inf")
         rounds.second = await _dump(engines)
     finally:
-        dumping.until = time.monotonic() + LINGER_S
+        dumping.until = time.monotonic()
     rounds.readings = await asyncio.to_thread(judge, rounds)
     return rounds
 

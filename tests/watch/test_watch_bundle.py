@@ -1,0 +1,189 @@
+"""Bundles: nothing of the user in them, bounded, whole or not there."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from closeranks.evidence import gather
+from closeranks.watch import incident
+from closeranks.watch.incident import Keeper
+from closeranks.watch.signals.counters import CountersSignal
+from closeranks.watch.signals.fetch import Client
+from closeranks.watch.signals.gpu import GpuSignal
+from closeranks.watch.signals.loads import LoadsSignal
+from closeranks.watch.signals.log import LogSignal
+from closeranks.watch.signals.stacks import Rounds
+from closeranks.watch.snapshot import EngineSeen, Evidence, Proc, Snapshot, State
+from tests.watch.test_watch_signals import served
+
+WORDS = "the patient Erika Mustermann was told"
+KEY = "sk-live-9f8e7d6c5b4a39281706"
+TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWx"
+PASSWORD = "correct-horse-battery"
+SECRETS = (WORDS, KEY, TOKEN, PASSWORD, "Mustermann")
+
+LOG = f"""[x] server_args=ServerArgs(model_path='tiny', api_key='{KEY}', admin_api_key="{PASSWORD}")
+[x] The server is fired up and ready to roll!
+[x] Receive: obj=GenerateReqInput(rid='1', text='{WORDS}', input_ids=[1, 2], sampling_params={{}})
+[x] Finish: obj=GenerateReqInput(rid='1', text="{WORDS}"), out={{'text': '{WORDS}', 'meta_info': {{}}}}
+INFO 11-29 [logger.py:39] Received request cmpl-1: prompt: '{WORDS}', params: SamplingParams(n=1), prompt_token_ids: [3]
+INFO 11-29 [logger.py:60] Generated response cmpl-1: output: '{WORDS}', output_token_ids: [5]
+{{"messages": [{{"role": "user", "content": "{WORDS}"}}]}}
+{{"level": "info", "content": "{WORDS}"}}
+[x] Authorization: Bearer {KEY}
+[x] loading from https://user:{PASSWORD}@models.example/x with HF_TOKEN={TOKEN}
+[x TP0] Scheduler hit an exception: Traceback
+KeyError: prompt="{WORDS}"
+"""
+CHILD = "import signal, setproctitle; print(1, flush=True); signal.pause()"
+
+
+@pytest.fixture
+def child(tmp_path: Path):  # type: ignore[no-untyped-def]
+    env = {**os.environ, "SGLANG_API_KEY": KEY, "VLLM_API_KEY": KEY, "HF_TOKEN": TOKEN, "NCCL_DEBUG": "INFO",
+           "OTHER": PASSWORD, "SGLANG_NOTE": f"password={PASSWORD}"}  # fmt: skip
+    with subprocess.Popen([sys.executable, "-c", CHILD, "--api-key", KEY], env=env, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def engine_of(process: "subprocess.Popen[bytes]", url: str, log: Path) -> EngineSeen:
+    procs = (Proc(process.pid, 1, 1, "launcher", "decode-1", None, "python3"),)
+    argv = ("python3", "-m", "sglang.launch_server", "--api-key", KEY, f"--admin-api-key={PASSWORD}", "--tp-size", "2")
+    return EngineSeen("decode-1", "sglang", "decode", url, procs, argv, logs=(str(log),))
+
+
+def test_nothing_of_the_user_is_in_a_bundle(tmp_path: Path, child: "subprocess.Popen[bytes]") -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(LOG)
+
+    async def info(request: web.Request) -> web.Response:
+        secrets = {"api_key": KEY, "admin_api_key": PASSWORD, "hf_token": TOKEN}
+        states = [{"last_prompt": WORDS, "text": WORDS}]
+        return web.json_response({"model_path": "tiny", "version": "0.5.13", **secrets, "internal_states": states})
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text=f'sglang:num_running_reqs{{tp_rank="0",prompt="{WORDS}"}} 1.0\n# token={TOKEN}\n')
+
+    async def go() -> None:
+        runner, url = await served({"/server_info": info, "/metrics": metrics})
+        client = Client(5.0)
+        engine = engine_of(child, url, log)
+        pages, loads, logs = CountersSignal(client), LoadsSignal(client), LogSignal()
+        for _ in range(2):
+            await pages.read([engine], frozenset())
+        logs.read_now([engine])
+        keeper = Keeper(tmp_path / "bundles", client, pages, loads, logs, GpuSignal())
+        await keeper.prepare([engine])
+        rounds = Rounds(time.monotonic(), (engine,))
+        rounds.first["decode-1/launcher"] = f"Process 1: python3 -m sglang.launch_server --api-key {KEY}\n"
+        why = (Evidence("log", None, "its log says: the scheduler raised an exception"),)
+        state = State("decode-1", "confirmed", why, 0.0)
+        found = await keeper.keep(state, Snapshot(1.0, 1.0, (engine,), {}), {"decode-1": state}, rounds)
+        await keeper.close()
+        await client.close()
+        await runner.cleanup()
+        folder = Path(found.folder)
+        names = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+        assert {"manifest.json", "watch.json", "verdict.html", "issue.md", "decode-1/engine.log", "decode-1/flags.txt",
+                "decode-1/environment.txt", "decode-1/metrics_1.txt", "decode-1/metrics_2.txt",
+                "decode-1/server_info.json"} <= names  # fmt: skip
+        for path in folder.rglob("*"):
+            text = path.read_text() if path.is_file() else ""
+            assert not [s for s in SECRETS if s in text], path
+        kept = (folder / "decode-1" / "engine.log").read_text()
+        assert "Scheduler hit an exception" in kept
+        assert "ready to roll" in kept
+        assert "NCCL_DEBUG=INFO" in (folder / "decode-1" / "environment.txt").read_text()
+        assert folder.stat().st_mode & 0o077 == 0
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert manifest["verdict"] == found.verdict.cls
+        assert set(manifest["files"]) == names - {"manifest.json"}
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"text='{WORDS}'", f'"content": "{WORDS}"', f"prompt: '{WORDS}'", f"input={{'a': '{WORDS}'}}",
+        f"messages=[{{'role': 'user', 'content': '{WORDS}'}}]", f"obj=ChatCompletionRequest(model='m', x='{WORDS}')",
+        f"arguments='{{\"name\": \"{WORDS}\"}}'", f'"query":"{WORDS}"',
+    ],
+)  # fmt: skip
+def test_requests_in_log_lines_are_cut(line: str) -> None:
+    assert WORDS not in gather.scrub(f"[2026-11-29 18:02:27 TP0] {line} and more\nnext line")
+    assert "next line" in gather.scrub(f"{line}\nnext line")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[x TP0] Decode batch, #running-req: 4, #token: 2048, token usage: 0.01, #transfer-req: 4, #queue-req: 0",
+        "Unexpected transfer worker error for room 5703557506917441074",
+        "AssertionError: First message should be b'NixlMsgGuard'. Foreign traffic?",
+        "    all_reduce (torch/distributed/distributed_c10d.py:3151)",
+        "vllm:num_requests_running{engine=\"0\"} 3.0",
+        "input throughput (token/s): 9120.44",
+    ],
+)  # fmt: skip
+def test_what_a_diagnosis_needs_stays(line: str) -> None:
+    assert gather.scrub(line) == line
+
+
+def test_files_are_bounded() -> None:
+    files = gather.Files()
+    files.add("big", b"x\n" * gather.FILE_BYTES, clean=False)
+    assert len(files.contents["big"]) <= gather.FILE_BYTES
+    for number in range(40):
+        files.add(f"more{number}", b"y" * gather.FILE_BYTES, clean=False)
+    assert sum(map(len, files.contents.values())) <= gather.TOTAL_BYTES
+    assert any("left out" in note for note in files.notes)
+
+
+def test_a_bundle_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = gather.Files()
+    files.add("a/b.txt", "x")
+    write, count = Path.write_bytes, 0
+
+    def full(self: Path, data: bytes) -> int:
+        nonlocal count
+        count += 1
+        if count > 1:
+            raise OSError(28, "No space left on device")
+        return write(self, data)
+
+    files.add("c.txt", "y")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        gather.store(files, tmp_path / "bundles", "decode-1", {})
+    assert list((tmp_path / "bundles").iterdir()) == []
+
+
+def test_old_bundles_go_and_nothing_else(tmp_path: Path) -> None:
+    files = gather.Files()
+    files.add("a.txt", "x")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "20261129T000000Z").mkdir()
+    made = [gather.store(files, tmp_path, "decode-1", {}) for _ in range(4)]
+    gather.prune(tmp_path, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        ["mine", "20261129T000000Z", made[-1].name, made[-2].name]
+    )
+
+
+def test_recorder_files_of_an_earlier_life_are_not_taken(tmp_path: Path, child: "subprocess.Popen[bytes]") -> None:
+    old, new = tmp_path / "nccl_trace_rank_0.json", tmp_path / "nccl_trace_rank_1.json"
+    old.write_text("{}")
+    new.write_text("{}")
+    os.utime(old, (1, 1))
+    assert incident.recorder_files(child.pid, [str(tmp_path / "engine.log")]) == [new]

@@ -1,0 +1,189 @@
+"""Discovery: process tables as they were seen → engines with roles and ranks; and /proc itself."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from closeranks.watch import procfs
+from closeranks.watch.discover import flag, group, launches, role_of, world_of
+from closeranks.watch.procfs import Row
+
+PREFILL = "python3 -m sglang.launch_server --model-path m --port 31021 --tp-size 2 --disaggregation-mode prefill"
+DECODE = "python3 -m sglang.launch_server --model-path m --port=31022 --tp 2 --disaggregation-mode=decode"
+
+
+def row(pid: int, ppid: int, line: str, state: str = "S", start: int = 0, session: int = 1) -> Row:
+    argv = (line,) if "::" in line.split(" ")[0] else tuple(line.split(" "))
+    return Row(pid, start or pid, ppid, session, state, argv[0][:15] if argv else "", argv if line else ())
+
+
+def table(*rows: Row) -> dict[int, Row]:
+    return {r.pid: r for r in rows}
+
+
+SGLANG = table(
+    row(1, 0, "/sbin/init"),
+    row(50, 1, f"timeout 300 {PREFILL}"),
+    row(51, 50, PREFILL),
+    row(52, 51, PREFILL),  # forked, no title yet
+    row(53, 51, "sglang::scheduler_TP0"),
+    row(54, 51, "sglang::scheduler_TP1"),
+    row(55, 51, "sglang::detokenizer"),
+    row(61, 1, DECODE),
+    row(63, 61, "sglang::scheduler_TP0"),
+    row(64, 61, "sglang::scheduler_TP1"),
+    row(70, 1, "python3 -m sglang_router.launch_router --pd-disaggregation"),
+    row(80, 1, "bash -c python3 -m sglang.launch_server --port 1"),
+)
+
+
+def test_a_pair_of_sglang_engines() -> None:
+    decode, prefill = group(SGLANG)
+    assert (decode.name, decode.role, decode.url) == ("decode-31022", "decode", "http://127.0.0.1:31022")
+    assert (prefill.name, prefill.role, prefill.world) == ("prefill-31021", "prefill", 2)
+    assert {p.label: p.pid for p in prefill.procs if p.role != "helper"} == {
+        "launcher": 51, "TP0": 53, "TP1": 54, "detokenizer": 55}  # fmt: skip
+    assert {p.engine for p in prefill.procs} == {"prefill-31021"}
+
+
+def test_a_vllm_engine() -> None:
+    config = '{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}'
+    found = table(
+        Row(10, 1, 1, 1, "S", "vllm", ("/v/bin/python", "/v/bin/vllm", "serve", "m", "--port", "8100",
+                                      "--tensor-parallel-size", "2", "--kv-transfer-config", config)),
+        row(11, 10, "VLLM::EngineCore"),
+        row(12, 11, "VLLM::Worker_TP0"),
+        row(13, 11, "VLLM::Worker_TP1"),
+    )  # fmt: skip
+    (engine,) = group(found)
+    assert (engine.name, engine.kind, engine.role, engine.backend) == ("decode-8100", "vllm", "decode", "NixlConnector")
+    assert {p.label for p in engine.deciders} == {"engine_core", "TP0", "TP1"}
+
+
+def test_our_own_engines() -> None:
+    found = table(
+        row(5, 1, "python3 -m closeranks.cli.main serve"),
+        row(6, 5, "closeranks::gateway"),
+        row(7, 5, "closeranks::leader decode"),
+        row(8, 5, "closeranks::rank decode TP0"),
+        row(9, 5, "closeranks::rank decode TP1"),
+        row(10, 5, "closeranks::leader prefill"),
+        row(11, 5, "closeranks::rank prefill TP0"),
+        row(12, 5, "closeranks::spare loaded"),
+    )
+    decode, prefill = group(found)
+    assert (decode.name, decode.role, len(decode.deciders)) == ("decode", "decode", 3)
+    assert (prefill.name, prefill.role, len(prefill.deciders)) == ("prefill", "prefill", 2)
+    assert any(p.role == "gateway" for p in decode.procs)
+
+
+def test_a_reaped_rank_stays_listed_and_a_new_life_does_not_inherit_it() -> None:
+    before = group(SGLANG)
+    dead = {pid: r for pid, r in SGLANG.items() if pid != 54}
+    prefill = next(e for e in group(dead, before) if e.role == "prefill")
+    assert 54 in {p.pid for p in prefill.procs}
+    anew = {pid: r for pid, r in dead.items() if pid not in (51, 53, 55)} | {
+        91: row(91, 50, PREFILL),
+        93: row(93, 91, "sglang::scheduler_TP0"),
+    }
+    prefill = next(e for e in group(anew, before) if e.role == "prefill")
+    assert {p.pid for p in prefill.procs if p.role != "helper"} == {91, 93}
+
+
+def test_ranks_whose_launcher_died_stay_with_their_engine() -> None:
+    before = group(SGLANG)
+    orphaned = {pid: r for pid, r in SGLANG.items() if pid not in (61,)}
+    orphaned |= {63: row(63, 1, "sglang::scheduler_TP0"), 64: row(64, 1, "sglang::scheduler_TP1")}
+    decode = next(e for e in group(orphaned, before) if e.role == "decode")
+    assert {61, 63, 64} <= {p.pid for p in decode.procs}
+
+
+def test_ranks_never_seen_with_a_launcher_are_an_engine_of_their_own() -> None:
+    (engine,) = group(table(row(63, 1, "sglang::scheduler_TP0"), row(64, 1, "sglang::scheduler_TP1")))
+    assert [p.label for p in engine.procs] == ["TP0", "TP1"]
+
+
+def test_zombies_keep_the_name_that_they_had() -> None:
+    dead = SGLANG | {54: Row(54, 54, 51, 1, "Z", "sglang::schedul", ("sglang::scheduler_TP1",))}
+    assert {p.label for p in group(dead)[1].procs} >= {"TP0", "TP1"}
+    unknown = SGLANG | {54: Row(54, 54, 51, 1, "Z", "sglang::schedul", ())}
+    assert 54 in {p.pid for p in group(unknown)[1].procs}
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (PREFILL, "sglang"),
+        ("/usr/bin/python3.11 -u -X dev -m vllm.entrypoints.openai.api_server --model m", "vllm"),
+        ("vllm serve m", "vllm"),
+        ("python /v/bin/sglang serve m", "sglang"),
+        ("trtllm-serve m", "trtllm"),
+        (f"timeout 9 {PREFILL}", None),
+        (f"docker run x {PREFILL}", None),
+        ("python3 -m sglang_router.launch_router", None),
+        ("vllm bench serve", None),
+        ("grep sglang.launch_server", None),
+        ("python -m", None),
+        ("", None),
+    ],
+)
+def test_what_launches(line: str, kind: str | None) -> None:
+    assert launches(tuple(line.split(" ")) if line else ()) == kind
+
+
+def test_flags() -> None:
+    argv = DECODE.split(" ")
+    assert flag(argv, "--port") == "31022"
+    assert role_of("sglang", argv) == "decode"
+    assert world_of(argv) == 2
+    assert role_of("vllm", ["--kv-transfer-config", "not json"]) == "both"
+    assert world_of(["--tp-size", "x"]) == 1
+    assert world_of(["--tp-size", "16", "--nnodes", "2"]) == 8
+    assert flag(["--port"], "--port") == ""
+
+
+def test_stat_lines_with_any_name() -> None:
+    rest = " ".join(["S"] + ["7"] * 40)
+    found = procfs.stat_fields(f"12 (a) b (c)) {rest}".encode())
+    assert found is not None
+    assert found[0] == "a) b (c)"
+    assert procfs.stat_fields(b"") is None
+    assert procfs.stat_fields(b"12 (x") is None
+
+
+def test_this_process_is_read() -> None:
+    own = procfs.row(os.getpid())
+    main = procfs.main_thread(os.getpid())
+    assert own is not None
+    assert main is not None
+    assert own.start_time == main.start_time
+    assert main.state == "R"
+    assert os.getpid() in procfs.scan({})
+    assert procfs.main_thread(2**22 + 1) is None
+    assert procfs.other_threads(2**22 + 1) is None
+
+
+def test_a_sleeping_process_stands_and_its_port_is_found() -> None:
+    program = (
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); s.accept()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            port = int(child.stdout.readline())
+            assert procfs.listening(child.pid) == {port: "127.0.0.1"}
+            deadline = time.monotonic() + 30
+            before = procfs.main_thread(child.pid)
+            while time.monotonic() < deadline:
+                time.sleep(0.1)
+                after = procfs.main_thread(child.pid)
+                if before == after and after is not None and after.state == "S":
+                    break
+                before = after
+            else:
+                pytest.fail("it did not come to rest")
+        finally:
+            child.kill()

@@ -1,0 +1,189 @@
+"""The watch itself when things go wrong around it, its own endpoints, and the command."""
+
+import asyncio
+import json
+import os
+import stat
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import ClientSession
+
+from closeranks.cli.main import main
+from closeranks.evidence import capture
+from closeranks.watch import loop as loop_module
+from closeranks.watch import server, verdict
+from closeranks.watch.incident import Incident
+from closeranks.watch.loop import Watch
+from closeranks.watch.machine import Memory
+from closeranks.watch.settings import Settings
+from closeranks.watch.signals import stacks
+from closeranks.watch.snapshot import Evidence, State
+from tests.watch.looks import NAME, engine
+
+CONFIRMED = State(NAME, "confirmed", (Evidence("log", None, "its log says: x"),), 0.0)
+NO_PID = 2**22 + 7
+
+
+def gone() -> "loop_module.EngineSeen":
+    """An engine whose pids are nobody's."""
+    seen = engine(base=NO_PID)
+    return msgspec.structs.replace(seen, url=None)
+
+
+def test_a_py_spy_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "py-spy"
+    program.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 600\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(capture, "py_spy", lambda: str(program))
+    monkeypatch.setattr(stacks, "PY_SPY_S", 0.5)
+    seen = msgspec.structs.replace(engine(), procs=engine(base=os.getpid()).procs[:1])
+    dumping = stacks.Dumping()
+    rounds = asyncio.run(stacks.take([seen], dumping, 0.1))
+    assert "did not answer" in rounds.first[f"{NAME}/launcher"]
+    assert isinstance(rounds.readings[f"{NAME}/launcher"], stacks.Blind)
+    assert dumping.until < time.monotonic()
+    for pid in (tmp_path / "pids").read_text().split():
+        assert not Path(f"/proc/{pid}").exists() or capture._state(int(pid)) == "Z"
+
+
+def test_a_discovery_that_hangs_does_not_stop_the_looks(tmp_path: Path) -> None:
+    async def go() -> int:
+        watch = Watch(Settings(bundle_dir=str(tmp_path), interval=0.2))
+        watch.finder.find = lambda: time.sleep(1.5) or ()  # type: ignore[func-returns-value,method-assign,assignment]
+        stop = asyncio.Event()
+        running = asyncio.create_task(watch.run(stop))
+        await asyncio.sleep(1.0)
+        stop.set()
+        await running
+        return watch.looks
+
+    assert asyncio.run(go()) >= 2
+
+
+def test_a_full_disk_costs_the_bundle_and_not_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("closeranks.evidence.gather.store", full)
+
+    async def go() -> Incident:
+        watch = Watch(Settings(bundle_dir=str(tmp_path)))
+        try:
+            return await watch.keeper.keep(CONFIRMED, watch.snapshot, {NAME: CONFIRMED}, None)
+        finally:
+            await watch.close()
+
+    found = asyncio.run(go())
+    assert found.folder == ""
+    assert found.verdict.cls == "UNDETERMINED"
+    assert "no verdict" not in found.verdict.summary
+
+
+def test_a_verdict_that_takes_too_long_is_undetermined() -> None:
+    async def go() -> verdict.Judged:
+        judge = verdict.Judge(0.05)
+        return await judge.judge({"a": b"x"})
+
+    found = asyncio.run(go())
+    assert (found.cls, found.summary) == ("UNDETERMINED", "no verdict within 0 s")
+
+
+def test_a_confirmed_engine_gets_one_bundle_and_the_caller_is_told(tmp_path: Path) -> None:
+    told: list[Incident] = []
+
+    async def go() -> None:
+        watch = Watch(Settings(bundle_dir=str(tmp_path)))
+        watch.on_change = lambda old, state: None
+        watch._engines = ()
+
+        async def hear(found: Incident) -> None:
+            told.append(found)
+
+        watch.on_incident = hear
+        for _ in range(3):
+            watch._changed(None, CONFIRMED)
+        await watch.close()
+
+    asyncio.run(go())
+    assert [found.engine for found in told] == [NAME]
+    assert len(list(tmp_path.iterdir())) == 1
+    assert json.loads((next(tmp_path.iterdir()) / "manifest.json").read_text())["engine"] == NAME
+
+
+def test_a_failure_of_who_is_told_is_said_and_the_watch_goes_on(tmp_path: Path) -> None:
+    async def go() -> None:
+        watch = Watch(Settings(bundle_dir=str(tmp_path)))
+
+        async def fail(found: Incident) -> None:
+            raise RuntimeError("webhook")
+
+        watch.on_incident = fail
+        watch._changed(None, CONFIRMED)
+        await watch.close()
+        assert len(watch.incidents) == 1
+
+    asyncio.run(go())
+
+
+def told(states: dict[str, State], looked: float = 100.0) -> server.Told:
+    return server.Told(looked, states, 5, 1, {NAME: 1}, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("states", "looked", "ok"),
+    [
+        ({}, 100.0, False),
+        ({NAME: State(NAME, "blind", (), 0.0)}, 100.0, False),
+        ({NAME: State(NAME, "healthy", (), 0.0)}, 100.0, True),
+        ({NAME: CONFIRMED}, 100.0, True),
+        ({NAME: State(NAME, "healthy", (), 0.0)}, 80.0, False),
+    ],
+)
+def test_health_of_the_watch(states: dict[str, State], looked: float, ok: bool) -> None:
+    assert server.healthy(told(states, looked), 101.0)[0] is ok
+
+
+def test_its_own_endpoints() -> None:
+    async def go() -> None:
+        odd = 'a"b\\c'
+        states = {NAME: CONFIRMED, "x": State("x", "suspect", (), 0.0), odd: State(odd, "blind", (), 0.0, ("log: no",))}
+        runner, port = await server.serve(lambda: told(states, time.monotonic()), 0)
+        async with ClientSession() as session:
+            codes = {}
+            for path in ("healthz", "metrics", "states", f"liveness/{NAME}", "liveness/x", "liveness/none"):
+                async with session.get(f"http://127.0.0.1:{port}/{path}") as answer:
+                    codes[path] = answer.status
+                    text = await answer.text()
+                    if path == "metrics":
+                        assert f'closeranks_watch_engine_phase{{engine="{NAME}",phase="confirmed"}} 1' in text
+                        assert 'engine="a\\"b\\\\c"' in text
+        assert codes == {"healthz": 200, "metrics": 200, "states": 200, f"liveness/{NAME}": 503, "liveness/x": 200,
+                         "liveness/none": 404}  # fmt: skip
+        await runner.cleanup()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--interval", "99"], ["--probe", "often"], ["--log", "x"], ["--url", "127.0.0.1:1"], ["--port", "x"],
+        ["--config", "/nonexistent.yaml"],
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_named(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", *argv]) == 2
+    said = capsys.readouterr().err
+    assert argv[0] in said or argv[1] in said
+
+
+def test_where_there_is_nothing_to_see_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", "--pid", str(NO_PID), "--wait-s", "0", "--json"]) == 3
+    assert "no engine was found" in capsys.readouterr().err
+
+
+def test_the_memory_of_a_watch_without_engines_is_empty() -> None:
+    assert Memory().states == {}

@@ -1,0 +1,408 @@
+"""Each signal on recorded inputs, and on servers and files that misbehave."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from closeranks.watch.signals import Reader, Readings, counters, gpu, loads, stacks, steps
+from closeranks.watch.signals.fetch import Client
+from closeranks.watch.signals.log import Followed, LogSignal
+from closeranks.watch.signals.probe import PREFIX, ProbeSignal
+from closeranks.watch.snapshot import Blind, EngineSeen
+from closeranks.watch.snapshot import Signal as SignalName
+from tests.watch.looks import NAME, engine
+
+SGLANG_PAGE = b"""# HELP sglang:num_running_reqs The number of running requests
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="decode",model_name="m",pp_rank="0",tp_rank="0"} 4.0
+sglang:num_running_reqs{engine_type="decode",model_name="m",pp_rank="0",tp_rank="1"} 4.0
+sglang:num_decode_transfer_queue_reqs{engine_type="decode",model_name="m",pp_rank="0",tp_rank="0"} 2.0
+sglang:generation_tokens_total{engine_type="decode",model_name="m",pp_rank="0",tp_rank="0"} 160.0
+sglang:scheduler_stage_seconds_total{category="other",pp_rank="0",tp_rank="0"} 2.5
+sglang:scheduler_stage_seconds_total{category="forward",pp_rank="0",tp_rank="0"} 1.5
+sglang:scheduler_stage_seconds_total{category="other",pp_rank="0",tp_rank="1"} 4.25
+sglang:scheduler_idle_seconds_total{pp_rank="0",tp_rank="0"} 0.5
+sglang:e2e_request_latency_seconds_bucket{le="0.1",model_name="a \\"quoted\\" } name"} 3
+sglang:num_running_reqs
+sglang:num_queue_reqs{ torn
+"""
+VLLM_PAGE = b"""vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 0.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 17.0
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 2.0
+vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 1.0
+vllm:num_requests_kv_fetch_by_stage{engine="0",stage="in_progress"} 2.0
+vllm:num_requests_kv_fetch_by_stage{engine="0",stage="completed_waiting"} 5.0
+"""
+OWN_PAGE = b"""closeranks_steps_total{engine="decode"} 120.0
+closeranks_decode_tokens_total{engine="decode"} 33.0
+closeranks_steps_total{engine="prefill"} 121.0
+closeranks_running_requests{engine="decode"} 2.0
+"""
+
+
+def test_sglang_counters() -> None:
+    found = counters.parse(SGLANG_PAGE)
+    assert found == {
+        "running": 4.0,
+        "transfer": 2.0,
+        "tokens": 160.0,
+        "busy_0_0": 4.0,
+        "busy_0_1": 4.25,
+        "idle_0_0": 0.5,
+    }
+    assert counters.held(found)
+    assert not counters.held({"tokens": 5.0, "paused": 3.0})
+
+
+def test_vllm_counters() -> None:
+    assert counters.parse(VLLM_PAGE) == {
+        "running": 3.0,
+        "waiting": 0.0,
+        "tokens": 17.0,
+        "finished": 3.0,
+        "transfer": 2.0,
+    }
+
+
+@pytest.mark.parametrize("page", [b"", b"\xff\xfe", b"sglang:", b"vllm:{", b"sglang:num_running_reqs{} nan-ish"])
+def test_pages_of_rubbish_give_nothing(page: bytes) -> None:
+    assert counters.parse(page) == {}
+
+
+def test_own_steps() -> None:
+    found = steps.parse(OWN_PAGE)
+    assert found == {"decode": {"steps": 120.0, "tokens": 33.0, "running": 2.0}, "prefill": {"steps": 121.0}}
+
+
+def test_loads_use_one_clock() -> None:
+    body = (
+        b'{"timestamp": 1000.5, "loads": [{"timestamp": 998.0, "num_running_reqs": 2, "num_waiting_reqs": 1,'
+        b' "disaggregation": {"decode_transfer_queue_reqs": 5}}, {"timestamp": 1000.0, "num_running_reqs": 1}]}'
+    )
+    assert loads.parse(body) == {"heartbeat": 998.0, "age": 2.5, "running": 3.0, "waiting": 1.0, "transfer": 5.0}
+    for rubbish in (b"", b"[]", b"{}", b'{"loads": []}', b'{"loads": [1], "timestamp": 1}', b'{"loads": "x"}'):
+        assert loads.parse(rubbish) is None
+
+
+def test_gpus_of_the_engines_processes() -> None:
+    cards = (
+        "index, uuid, utilization.gpu [%], utilization.memory [%], power.draw [W], power.limit [W]\n"
+        "0, GPU-a, 100, 0, 150.0, 700.0\n1, GPU-b, 0, 0, 80.0, 700.0\n2, GPU-c, [N/A], 0, [N/A], [N/A]\n"
+    )
+    found = gpu.parse(cards, "pid, gpu_uuid\n101, GPU-a\n102, GPU-b\n103, GPU-c\nrubbish\n")
+    assert set(found) == {101, 102}
+    assert found[101]["power"] < gpu.LOW_POWER
+
+
+def lines(followed: Followed, text: str) -> None:
+    for line in text.encode().splitlines():
+        followed.line(line)
+
+
+def test_what_a_log_says() -> None:
+    log = Followed(())
+    lines(log, "[2026-11-29 18:02:27] server_args=ServerArgs(model_path='tiny')\n[x TP0] Load weight begin.")
+    assert not log.ready
+    lines(log, "[x] The server is fired up and ready to roll!")
+    assert log.ready
+    lines(log, "[x TP1] Unexpected transfer worker error for room 5703557506917441074")
+    assert (log.crash, log.thread) == ("", "")
+    lines(log, "Exception in thread Thread-4 (bootstrap_thread):")
+    assert log.thread == "bootstrap_thread"
+    lines(log, "[x TP2] Scheduler hit an exception: Traceback (most recent call last):")
+    assert log.crash == "the scheduler raised an exception"
+    lines(log, "[x] server_args=ServerArgs(model_path='tiny')")
+    assert (log.ready, log.crash, log.thread) == (False, "", "")
+
+
+def test_pausing_updating_and_ending_in_a_log() -> None:
+    log = Followed(())
+    lines(log, "[x] Generation paused by pause_generation (mode=retract).")
+    assert log.paused
+    lines(log, '[x] INFO:     1.2.3.4:1 - "POST /continue_generation HTTP/1.1" 200 OK')
+    assert not log.paused
+    lines(log, '[x] "POST /update_weights_from_disk HTTP/1.1"')
+    assert log.updating
+    lines(log, "[x TP0] Decode batch, #running-req: 1, gen throughput (token/s): 3.0, #queue-req: 0")
+    assert not log.updating
+    lines(log, "[x] SIGTERM received. signum=None\n[x] Scheduler hit an exception: closed")
+    assert log.ending
+    assert log.crash == ""
+
+
+@pytest.mark.parametrize("name", ["usage_stats", "monitor", "tqdm_monitor", "asyncio_0"])
+def test_the_end_of_other_threads_is_no_fault(name: str) -> None:
+    log = Followed(())
+    lines(log, f"Exception in thread Thread-9 ({name}):")
+    assert log.thread == ""
+
+
+def test_a_log_is_followed_over_cuts_and_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text("The server is fired up and ready to roll!\nhalf a li")
+    log = Followed([str(path)])
+    log.look()
+    assert (log.ready, log.lines) == (True, 1)
+    with path.open("a") as file:
+        file.write("ne\nScheduler hit an exc")
+    log.look()
+    assert (log.lines, log.crash) == (2, "")
+    with path.open("a") as file:
+        file.write("eption: x\n")
+    log.look()
+    assert log.crash
+    path.write_text("")
+    log.look()
+    path.rename(tmp_path / "engine.log.1")
+    path.write_text("server_args=ServerArgs()\n")
+    log.look()
+    assert log.crash == ""
+    path.unlink()
+    with pytest.raises(OSError):
+        log.look()
+
+
+def test_logs_that_cannot_be_read_are_blind(tmp_path: Path) -> None:
+    found = LogSignal({NAME: str(tmp_path / "none")}).read_now([engine()])
+    assert isinstance(found[NAME], Blind)
+    found = LogSignal().read_now([engine()])
+    assert isinstance(found[NAME], Blind)
+    assert f"--log {NAME}=FILE" in found[NAME].reason
+
+
+DUMP = """Process 101: sglang::scheduler_TP0
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 101 (idle): "MainThread"
+    all_reduce (torch/distributed/distributed_c10d.py:{line})
+    poll_and_all_reduce (sglang/srt/disaggregation/utils.py:80)
+    Scheduler.pop_transferred (sglang/srt/disaggregation/decode.py:600)
+    event_loop_overlap_disagg_decode (sglang/srt/disaggregation/decode.py:40)
+Thread 150 (idle): "Thread-1 (decode_listener_thread)"
+    decode_listener_thread (sglang/srt/disaggregation/nixl/conn.py:41)
+"""
+PROC = "task 101: Name x, voluntary_ctxt_switches 5, nonvoluntary_ctxt_switches 1, wchan f\n" \
+       "task 150: Name x, voluntary_ctxt_switches {n}, nonvoluntary_ctxt_switches 0, wchan f\n"  # fmt: skip
+
+
+def _rounds(second: str, moved: bool = False, listener: int = 9) -> stacks.Rounds:
+    seen = engine()
+    rounds = stacks.Rounds(time.monotonic(), (seen,))
+    for process in seen.deciders:
+        key = f"{seen.name}/{process.label}"
+        rounds.first[key], rounds.second[key] = DUMP.format(line=1), second
+        rounds.proc_first[key], rounds.proc_second[key] = PROC.format(n=9), PROC.format(n=listener)
+        values = {"at": 1.0, "state": "S", "switches": 5.0, "ticks": 1.0, "start": 1.0}
+        rounds.before[key] = values
+        rounds.after[key] = {**values, "at": 4.5, "switches": 6.0 if moved and process.label == "TP1" else 5.0}
+    return rounds
+
+
+def test_two_rounds_of_stacks() -> None:
+    values = stacks.judge(_rounds(DUMP.format(line=1)))[NAME]
+    assert not isinstance(values, Blind)
+    assert (values["same"], values["still"], values["seconds"], values["transfer_still"]) == (True, True, 3.5, True)
+    assert "all_reduce in poll_and_all_reduce" in str(values["places"])
+    assert values["lacks"] == ""
+
+
+def test_a_rank_that_moved_or_a_thread_that_ran_is_seen() -> None:
+    values = stacks.judge(_rounds(DUMP.format(line=2), moved=True, listener=10))[NAME]
+    assert not isinstance(values, Blind)
+    assert (values["same"], values["still"], values["transfer_still"]) == (False, False, False)
+
+
+def test_a_missing_helper_thread_is_named() -> None:
+    values = stacks.judge(_rounds(DUMP.format(line=1).partition("Thread 150")[0]))[NAME]
+    assert not isinstance(values, Blind)
+    assert "no decode_listener_thread in TP0, TP1" in str(values["lacks"])
+
+
+def test_dumps_that_failed_are_blind_with_the_reason() -> None:
+    values = stacks.judge(_rounds("no stacks: py-spy  exited 1: Permission denied (os error 13)\n"))[NAME]
+    assert isinstance(values, Blind)
+    assert "Permission denied" in values.reason
+
+
+# --- over HTTP ------------------------------------------------------------------------------------------------------
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def served(routes: dict[str, Handler]) -> tuple[web.AppRunner, str]:
+    app = web.Application()
+    app.add_routes([web.route("*", path, handler) for path, handler in routes.items()])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+def at(url: str | None, **how: object) -> EngineSeen:
+    import msgspec
+
+    return msgspec.structs.replace(engine(**how), url=url)  # type: ignore[arg-type]
+
+
+def test_answers_errors_and_silence_over_http() -> None:
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(body=SGLANG_PAGE)
+
+    async def silent(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async def go() -> None:
+        runner, url = await served({"/metrics": page, "/quiet/metrics": silent})
+        client = Client(0.5)
+        signal = counters.CountersSignal(client)
+        http = counters.HttpSignal(signal)
+        try:
+            found = await signal.read([at(url)], frozenset())
+            assert not isinstance(found[NAME], Blind)
+            found = await signal.read([at(url + "/quiet")], frozenset())
+            assert isinstance(found[NAME], Blind)
+            values = (await http.read([at(url)], frozenset()))[NAME]
+            assert not isinstance(values, Blind)
+            assert (values["accepts"], values["answers"]) == (True, False)
+            found = await signal.read([at(url + "/none")], frozenset())
+            assert isinstance(found[NAME], Blind)
+            assert "--enable-metrics" in found[NAME].reason
+        finally:
+            await runner.cleanup()
+        await signal.read([at(url)], frozenset())
+        values = (await http.read([at(url)], frozenset()))[NAME]
+        assert not isinstance(values, Blind)
+        assert (values["accepts"], values["answers"]) == (False, False)
+        assert isinstance((await signal.read([at(None)], frozenset()))[NAME], Blind)
+        await client.close()
+
+    asyncio.run(go())
+
+
+def test_a_probe_goes_to_both_sides_with_one_room_and_is_aborted_when_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, object]]] = []
+    hang = False
+
+    async def generate(request: web.Request) -> web.Response:
+        asked.append((request.path, await request.json()))
+        if hang:
+            await asyncio.sleep(60)
+        return web.json_response({"text": "9"})
+
+    async def abort(request: web.Request) -> web.Response:
+        asked.append((request.path, await request.json()))
+        return web.Response()
+
+    async def go() -> None:
+        nonlocal hang
+        monkeypatch.setattr("closeranks.watch.signals.probe.LIMIT_S", 0.5)
+        runner, url = await served({f"/{side}/{what}": how for side in "pd" for what, how in
+                                    (("generate", generate), ("abort_request", abort))})  # fmt: skip
+        client = Client(1.0)
+        pair = [at(f"{url}/p", role="prefill", name="prefill-1"), at(f"{url}/d")]
+        signal = ProbeSignal(client)
+        assert await signal.read(pair, frozenset()) == {}
+        found = await signal.read(pair, frozenset({NAME}))
+        assert {k: v["ok"] for k, v in found.items() if not isinstance(v, Blind)} == {NAME: True, "prefill-1": True}
+        assert {path for path, _ in asked} == {"/p/generate", "/d/generate"}
+        assert len({str(body["bootstrap_room"]) for _, body in asked}) == 1
+        assert all(str(body["rid"]).startswith(PREFIX) for _, body in asked)
+        asked.clear()
+        hang = True
+        found = await signal.read(pair, frozenset({NAME}))
+        values = found[NAME]
+        assert not isinstance(values, Blind)
+        assert values["ok"] is False
+        assert {path for path, _ in asked} == {f"/{s}/{w}" for s in "pd" for w in ("generate", "abort_request")}
+        await runner.cleanup()
+        await client.close()
+
+    asyncio.run(go())
+
+
+def test_a_server_without_the_endpoint_makes_the_probe_blind() -> None:
+    async def go() -> None:
+        runner, url = await served({})
+        client = Client(1.0)
+        found = await ProbeSignal(client).read([at(url, role="both")], frozenset({NAME}))
+        assert isinstance(found[NAME], Blind)
+        await runner.cleanup()
+        await client.close()
+
+    asyncio.run(go())
+
+
+# --- the reader -----------------------------------------------------------------------------------------------------
+
+
+class Odd:
+    """A signal that does what its test wants."""
+
+    name: SignalName = "loads"
+    every_s = 0.0
+    limit_s = 0.3
+
+    def __init__(self, how: Callable[[], Awaitable[Readings]]) -> None:
+        self.how, self.reads = how, 0
+
+    async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
+        self.reads += 1
+        return await self.how()
+
+
+async def _looks(reader: Reader, until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not until():
+        assert time.monotonic() < deadline
+        reader.look([engine()], frozenset())
+        await asyncio.sleep(0.02)
+
+
+def test_a_signal_that_hangs_is_blind_and_read_again() -> None:
+    async def hang() -> Readings:
+        await asyncio.Event().wait()
+        return {}
+
+    async def go() -> None:
+        odd = Odd(hang)
+        reader = Reader(odd)
+        await _looks(reader, lambda: isinstance(reader.latest.get(NAME), Blind))
+        reads = odd.reads
+        await _looks(reader, lambda: odd.reads > reads)
+        await reader.close()
+
+    asyncio.run(go())
+
+
+def test_a_signal_that_hangs_beyond_cancelling_is_not_started_twice() -> None:
+    async def stubborn() -> Readings:
+        return await asyncio.to_thread(lambda: time.sleep(1.0) or {})
+
+    async def go() -> None:
+        odd = Odd(stubborn)
+        reader = Reader(odd)
+        await _looks(reader, lambda: isinstance(reader.latest.get(NAME), Blind))
+        await reader.close()
+
+    asyncio.run(go())
+
+
+def test_a_signal_that_fails_is_blind_with_the_reason() -> None:
+    async def fail() -> Readings:
+        raise OSError(5, "Input/output error")
+
+    async def go() -> None:
+        reader = Reader(Odd(fail))
+        await _looks(reader, lambda: isinstance(reader.latest.get(NAME), Blind))
+        blind = reader.latest[NAME]
+        assert isinstance(blind, Blind)
+        assert "Input/output error" in blind.reason
+        await reader.close()
+
+    asyncio.run(go())
