@@ -4,18 +4,17 @@ Exit code 1 at the first violation, which is printed with its seed and a shorten
 """
 
 import argparse
-import contextlib
+import functools
 import sys
 import time
 import traceback
-from collections import Counter
 
-from tests.simulation.coverage import Coverage, watching_pages
 from tests.simulation.run import Run
-from tests.simulation.shorten import kind_of, shorten
+from tests.simulation.seeds import Result, one, pool
+from tests.simulation.shorten import fails, kind_of, shorten
 
 
-def tell(seed: int, args: argparse.Namespace, run: Run, error: Exception) -> None:
+def tell(seed: int, args: argparse.Namespace, run: Run, error: BaseException) -> None:
     """A failure: where, and the shortest story of it that is found within a minute."""
     traceback.print_exception(error)
     print(f"seed {seed}: {error!s:.600} (event {run.world.events}, {run.world.now:.3f} s); shortening …", flush=True)
@@ -39,37 +38,30 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="with --coverage: the tables in Markdown, too")
     parser.add_argument("--least", type=int, default=100, help="how often each possible pair should be met")
     parser.add_argument("--shorten", type=float, default=60.0, help="seconds spent on shortening a failure")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that run seeds")
     args = parser.parse_args()
-    coverage = Coverage() if args.coverage else None
-    results: Counter[str] = Counter()
-    faults: Counter[str] = Counter()
-    events = seeds = 0
-    started, cpu = time.perf_counter(), time.process_time()
-    with watching_pages(coverage) if coverage else contextlib.nullcontext():
-        for seed in range(args.first, args.first + args.seeds):
+    total = Result()
+    seeds = range(args.first, args.first + args.seeds)
+    started = time.perf_counter()
+    with pool(args.jobs) as run_each:
+        for result in run_each(functools.partial(one, args), seeds):
+            if result.error:
+                run = Run(result.seed, args.events, args.calm)
+                error = fails(run)
+                tell(result.seed, args, run, error or RuntimeError(f"not again: {result.error}"))
+                return 1
+            total.add(result)
             if time.perf_counter() - started > args.seconds:
                 break
-            run = Run(seed, args.events, args.calm, coverage)
-            try:
-                run.go()
-            except Exception as error:  # noqa: BLE001 - told with its seed, ends the run
-                tell(seed, args, run, error)
-                return 1
-            seeds += 1
-            events += run.world.events
-            results += run.outcome()
-            faults += run.faults()
-            if coverage is not None:
-                for life in run.network.lives.values():
-                    coverage.moves(life.leader)
-    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-    if coverage is not None:
-        print("\n".join(coverage.report(args.least)))
+    seconds = time.perf_counter() - started
+    if total.coverage is not None:
+        print("\n".join(total.coverage.report(args.least)))
         if args.markdown:
-            print("\n".join(coverage.markdown()))
-    print(f"{seeds} seeds, {events} events in {seconds:.1f} s ({events / cpu:.0f} per CPU second), no violation")
-    print("requests:", dict(results.most_common()))
-    print("faults:", dict(faults.most_common()))
+            print("\n".join(total.coverage.markdown()))
+    pace = f"{total.cpu:.0f} CPU seconds, {total.events / total.cpu:.0f} events each"
+    print(f"{total.seeds} seeds, {total.events} events in {seconds:.0f} s ({pace}), no violation")
+    print("requests:", dict(total.requests.most_common()))
+    print("faults:", dict(total.faults.most_common()))
     return 0
 
 

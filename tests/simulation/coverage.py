@@ -35,6 +35,10 @@ class Coverage:
         self.epoch: Counter[tuple[str, str]] = Counter()
         self.resume: Counter[tuple[str, str]] = Counter()
 
+    def add(self, other: "Coverage") -> None:
+        for name in ("room", "page", "epoch", "resume"):
+            getattr(self, name).update(getattr(other, name))
+
     # what the simulation reports
 
     def leader(self, leader: Leader, args: tuple[Any, ...]) -> None:

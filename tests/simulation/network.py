@@ -4,6 +4,7 @@ from typing import Any
 
 from closeranks.protocol import Abort, Output, RoomId, Submit
 from tests.simulation.ambush import Trap
+from tests.simulation.attempts import state_of
 from tests.simulation.coverage import Coverage
 from tests.simulation.engines import Engine
 from tests.simulation.gateway import Gateway
@@ -12,10 +13,6 @@ from tests.simulation.world import World
 
 SILENT_S = 3.6
 """A word so late finds its request after seconds without any other."""
-
-
-def is_charge(message: Any) -> bool:
-    return type(message) is Output and any(ended.charged for ended in message.ended)
 
 
 class Network:
@@ -77,8 +74,7 @@ class Network:
             return
         random, leak = self.world.random, self.world.weather.leak
         delay = self.hop()
-        if self.restless and is_charge(message) and random.random() < 0.3:  # the last word of an engine that faulted
-            self.world.after(0.005 * 1000 ** random.random(), gateway.hear, engine.name, message)
+        if self.restless and random.random() < 0.4 and self.hold_back(gateway, engine, message):
             return
         if self.fates and type(message) is Output and self.fated(gateway, engine, message):
             return
@@ -106,6 +102,28 @@ class Network:
                     self.world.after(late, gateway.hear, engine.name, message)
                 return True
         return False
+
+    def hold_back(self, gateway: Gateway, engine: Engine, message: Any) -> bool:
+        """The last word of an engine that faulted, if it charges a request, is on its way until that has gone on."""
+        room = next((x.room for x in message.ended if x.charged), None) if type(message) is Output else None
+        if room is None:
+            return False
+        state = self.world.random.choice(["placed", "spoke", "gap"])
+        if state == "gap":
+            self.fates[RoomId(room.id, room.generation + 1)] = [0.0]
+        self.deliver_when(gateway, engine, message, room, state, self.world.now + 3.0)
+        return True
+
+    def deliver_when(
+        self, gateway: Gateway, engine: Engine, message: Output, room: RoomId, state: str, until: float
+    ) -> None:
+        """When the next attempt has come so far, or it is too late for that."""
+        request = gateway.table.open.get(room.id)
+        there = request is None or (request.generation > room.generation and state_of(request) == state)
+        if there or self.world.now > until:
+            gateway.hear(engine.name, message)
+        else:
+            self.world.after(0.01, self.deliver_when, gateway, engine, message, room, state, until)
 
     def to_engine(self, gateway: Gateway, endpoint: str, message: Any) -> None:
         engine = self.engines[endpoint]

@@ -11,7 +11,7 @@ from tests.simulation.gateway import Client, Gateway
 from tests.simulation.network import Network
 from tests.simulation.poison import POISONS
 from tests.simulation.trouble import TROUBLES
-from tests.simulation.weather import FAIR, WEATHERS, Weather, mixed
+from tests.simulation.weather import ALWAYS, FAIR, WEATHERS, Weather, mixed
 from tests.simulation.world import Violation, World
 
 GRAMMARS = ["bad", *(f"grammar {number}" for number in range(8))]
@@ -127,7 +127,7 @@ class Run:
             prompt, new = prompt[: len(prompt) // 2 + 1], new // 2 + 1
         stops = [random.randrange(97) for _ in range(random.choice([0, 0, 3, 10]))]
         client = Client(self.gateway, number, prompt, new, stops)
-        low, high = random.choice([(0.02, 0.5), (0.1, 30.0), (0.1, 30.0), (0.1, 30.0), (30.0, 30.0), (30.0, 30.0)])
+        low, high = random.choice([(0.02, 0.5), (0.3, 3.0), (0.1, 30.0), (0.1, 30.0), (30.0, 30.0), (30.0, 30.0)])
         client.deadline += low * (high / low) ** random.random() if not self.world.calm else 30.0
         client.alone = random.random() < weather.lone
         if random.random() < weather.grammars:
@@ -160,7 +160,8 @@ class Run:
             return
         random, world = self.plan, self.world
         world.after(0.1, self.torment)
-        for kind, rate in world.weather.troubles.items():
+        troubles = {} if world.calm else {**ALWAYS, **world.weather.troubles}
+        for kind, rate in troubles.items():
             if random.random() < rate * 0.1:
                 engine = random.choice(list(self.network.engines.values()))
                 if self.chosen(f"{kind} {engine.name}") and engine.life.alive:

@@ -81,7 +81,7 @@ def strike(run: Any, life: Any) -> None:
     request = random.choice(requests)
     room = RoomId(request.id, request.generation)
     engine = run.network.engines[request.pair.decode if random.random() < 0.8 else request.pair.prefill]
-    what = random.choice(["silence", "silence", "late", "end", "end", "deadline", *FOLLOW_UPS])
+    what = random.choice(["silence"] * 3 + ["late", "end", "end", "end", "deadline"] + FOLLOW_UPS)
     if what in ("silence", "end"):  # it takes a while
         request = requests[-1]
         room = RoomId(request.id, request.generation)
@@ -97,7 +97,7 @@ def strike(run: Any, life: Any) -> None:
     else:
         if random.random() < 0.8:
             run.network.fates[room] = [0.0]
-        run.world.after(random.random() ** 2, follow_up, run, engine, request, room, what, 1 + random.randrange(40))
+        run.world.after(0.005, follow_up, run, engine, request, room, what, 1 + random.randrange(40))
 
 
 FOLLOW_UPS = ["fault"] * 4 + ["abort"] * 4 + ["kill", "link", "leave", "cut"]

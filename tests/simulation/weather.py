@@ -20,11 +20,11 @@ class Weather:
     late: float = 0.03
     """Writes that take up to `lateness_s`."""
     lateness_s: float = 3.0
-    failing: float = 0.0
+    failing: float = 0.004
     """Transfers that fail, half written."""
-    sticking: float = 0.0
+    sticking: float = 0.002
     """Transfers that never settle."""
-    damage: float = 0.0
+    damage: float = 0.004
     """Pages whose content changes on the way."""
     aborts: float = 0.15
     """Requests whose client leaves."""
@@ -53,14 +53,17 @@ class Weather:
     """Trouble (see `trouble.py`) -> times a second."""
 
 
-FAIR = Weather("fair")
+ALWAYS = {"strike": 1.0, "short": 0.05, "digest": 0.03, "hang": 0.02, "version": 0.02, "kill_prefill": 0.03}
+"""Troubles that come in every weather."""
+FAIR = Weather("fair", failing=0.0, sticking=0.0, damage=0.0)
 WEATHERS = [
     FAIR,
     Weather("abort storm", aborts=0.8, mass=0.7, gap_s=0.02),
     Weather("tight", long=True, gap_s=0.03, aborts=0.1, ambush=0.3),
     Weather("tight storm", long=True, gap_s=0.03, aborts=0.6, mass=0.3, late=0.3, lateness_s=1.0, ambush=0.3),
     Weather("slow writers", late=0.5, lateness_s=4.0, aborts=0.6, gap_s=0.04),
-    Weather("failing transfers", failing=0.15, late=0.1),
+    Weather("failing transfers", failing=0.3, late=0.1),
+    Weather("torn writes", failing=0.3, late=0.3, lateness_s=1.0, aborts=0.5, gap_s=0.03),
     Weather("stuck transfers", sticking=0.15, aborts=0.3),
     Weather("damaged pages", damage=0.15),
     Weather("loss", loss=0.2, double=0.05, slow=0.1),

@@ -4,12 +4,15 @@ from typing import Any
 
 from closeranks.engine.leader import rooms as r
 from closeranks.engine.leader.peers import NAMED, UP
+from closeranks.engine.leader.rooms import Room
 from closeranks.protocol import Abort, Checked, Ended, Output, RankFault, RoomId, Step, Submit
 from tests.simulation import invariants
 from tests.simulation.world import Violation
 
-LOST_WORD_S = 8.0
+LOST_WORD_S = 4.0
 """A word that was said and lost must have been said again by then."""
+LOSSY = 0.06
+"""With more loss than that it may take any time."""
 BAD_GRAMMAR = "cannot be compiled"
 PASSED_OVER = 16
 """So many steps may pass over the oldest request before it has pages again."""
@@ -28,8 +31,8 @@ class Witness:
         self.aborted: dict[RoomId, float] = {}
         self.bad_step = 0
         """Number of a step of which some rank reports another digest or too few tokens."""
-        self.waits: dict[RoomId, float] = {}
-        """Room -> since when the other side's part of it is another than this side's goes with."""
+        self.waits: dict[RoomId | str, float] = {}
+        """Room or link -> since when the two sides do not agree on it."""
         self.sound: dict[RoomId, int] = {}
         """Room -> bit per rank that found its pages sound."""
         self.passed_over = 0
@@ -126,35 +129,59 @@ class Witness:
 
     def look_for_lost_words(self, now: float) -> None:
         """What was said and lost is said again until it is heard, so the two sides of a room soon agree."""
-        life = self.life
-        lives, waits = life.engine.network.lives, {}
-        rooms = life.leader.rooms
-        for room in (*rooms.open.values(), *rooms.closing.values()):
+        life, waits = self.life, dict[RoomId | str, float]()
+        if life.world.weather.loss > LOSSY:
+            self.waits = waits
+            return
+        network, leader = life.engine.network, life.leader
+        for room in (*leader.rooms.open.values(), *leader.rooms.closing.values()):
             if not room.instance or (room.state == r.ENDED and not room.quarantined):
                 continue
-            peer = lives.get(room.instance)
-            if peer is None or not peer.alive or peer.leader.state != "ready" or peer.held:
-                continue
-            if max(life.paused_until, peer.paused_until) > now or life.world.cut(life.engine.name, peer.engine.name):
-                continue
-            flaw = self.disagreement(room.state, room.id, peer)
+            flaw = self.disagreement(room, network.lives.get(room.instance), now)
             if flaw:
                 waits[room.id] = self.waits.get(room.id, now)
                 if now - waits[room.id] > LOST_WORD_S:
-                    raise Violation(f"{life.engine.name}: {room.id} stays {room.state}, though {flaw}")
+                    raise Violation(f"{self.name}: {room.id} stays {room.state}, though {flaw}")
+        for link in leader.peers.links.values() if leader.peers.dials else ():
+            peer = network.engines[link.name].life
+            if link.state in (NAMED, UP) and link.instance != peer.instance and self.reaches(peer, now):
+                waits[link.name] = self.waits.get(link.name, now)
+                if now - waits[link.name] > LOST_WORD_S:
+                    raise Violation(f"{self.name} takes {link.name} for its predecessor")
         self.waits = waits
 
-    def disagreement(self, state: str, room: RoomId, peer: Any) -> str:
+    def reaches(self, peer: Any, now: float) -> bool:
+        """Does what this engine says reach that life of another, and is it heard?"""
+        life = self.life
+        if not peer.alive or peer.leader.state != "ready" or peer.held:
+            return False
+        return max(life.paused_until, peer.paused_until) <= now and not life.world.cut(self.name, peer.engine.name)
+
+    def disagreement(self, room: Room, peer: Any, now: float) -> str:
         """What of the peer's part of a room this side should have heard by now."""
+        life = self.life
+        if peer is None:
+            return ""
+        if not peer.alive:
+            dropped = all(peer.instance in ranks for ranks in life.transfers.dropped)
+            successor = peer.engine.life
+            met = any(x.state == UP and x.instance == successor.instance for x in life.leader.peers.links.values())
+            if room.state == r.ENDED and dropped and met and self.reaches(successor, now):
+                return "its writer is dead and dropped"
+            return ""
+        fences = [x.fence for x in life.leader.peers.links.values() if x.instance == peer.instance]
+        fences += [x.fence for x in peer.leader.peers.links.values() if x.instance == life.instance]
+        if any(fences) or not self.reaches(peer, now):
+            return ""
         rooms = peer.leader.rooms
-        there = rooms.open[room].state if room in rooms.open else ""
-        if self.life.engine.role == "decode":
-            if state == r.RESERVED and there == r.HANDED:
+        there = rooms.open[room.id].state if room.id in rooms.open else ""
+        if life.engine.role == "decode":
+            if room.state == r.RESERVED and there == r.HANDED:
                 return "its pages have arrived"
-            if state == r.RESERVED and not there:
+            if room.state == r.RESERVED and not there:
                 return "nobody fills its pages"
-            if state == r.ENDED and not there and room not in rooms.closing:
+            if room.state == r.ENDED and not there and room.id not in rooms.closing:
                 return "nobody writes to its pages"
-        elif state != r.ENDED and there != r.RESERVED:
+        elif room.state != r.ENDED and there != r.RESERVED:
             return "nobody waits for its pages"
         return ""
