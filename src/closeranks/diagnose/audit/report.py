@@ -35,7 +35,10 @@ def to_json(report: Report) -> dict[str, Any]:
         "models": [{"path": m.path, "model_type": m.model_type} for m in deployment.models],
         "installs": [
             {
-                **{name: getattr(i, name) for name in ("name", "version", "site_packages", "files", "problem")},
+                **{
+                    name: getattr(i, name)
+                    for name in ("name", "version", "site_packages", "files", "files_of", "problem")
+                },
                 **{name: getattr(i, name) for name in ("git_commit", "commits_ahead", "tag")},
                 "changed": [{"path": c.path, "change": c.change, "area": c.area, "diff": c.diff} for c in i.changed],
             }
@@ -93,6 +96,9 @@ def to_text(report: Report, *, diffs: bool = False, width: int = 100) -> str:
         role = f", {engine.role}" if engine.role else ""
         lines.append(f"{engine.label}: {engine.kind or 'unknown engine'} {engine.version or '(version unknown)'}{role}")
     for install in report.deployment.installs:
+        if install.files_of:
+            lines.append(f"{install.name} {install.version}: its files are those of {install.files_of}")
+            continue
         lines.append(f"{install.name} {install.version}: {install.files} files, {len(install.changed)} not upstream's")
     for finding in report.findings:
         lines += ["", f"{finding.severity.upper()} {finding.id} [{finding.area}] {finding.where}"]

