@@ -548,6 +548,38 @@ C.append(
         ("UNDETERMINED", "SYMMETRIC_WAIT*", "UNMATCHED_COLLECTIVE_OR_P2P*", "NETWORK_OR_TRANSPORT*", "PP_STALL*"),
     )
 )
+POLLED = REDUCE + (
+    "poll_and_all_reduce (disaggregation/utils.py:50)",
+    "pop_transferred (disaggregation/decode.py:1400)",
+)
+STILL = "".join(
+    f"Name:\tsglang::schedul\nState:\tS (sleeping)\nPid:\t{pid}\nvoluntary_ctxt_switches:\t900\nnonvoluntary_ctxt_switches:\t7\n"
+    for pid in (30, 31)
+)
+SIZES = '{{"version": "2.10", "pg_config": {{"0": {{"name": "0", "desc": "tp", "ranks": "[0, 1]"}}}}, "entries": [{{"record_id": 1, "pg_id": 0, "process_group": ["0", "tp"], "collective_seq_id": 41, "p2p_seq_id": 0, "op_id": 41, "profiling_name": "gloo:all_reduce", "time_created_ns": 1, "input_sizes": [[{n}]], "input_dtypes": ["Int"], "output_sizes": [[{n}]], "output_dtypes": ["Int"], "state": "scheduled", "is_p2p": false, "retired": false}}]}}\n'
+AHEAD = dump(S + "0", HEAD + LOOP_DECODE, pid=30) + dump(S + "1", POLLED + LOOP_DECODE, pid=31)
+# gloo lets the rank with fewer elements pass: it may have skipped the poll, or polled with another length.
+C.append(
+    (
+        "ahead-of-a-poll",
+        [("s1.txt", AHEAD), ("s2.txt", AHEAD), ("p1.txt", STILL), ("p2.txt", STILL)],
+        ("DESYNC_DIFFERENT_COLLECTIVE*", "DESYNC_SAME_OP_SHAPE_OR_SEQ*"),
+    )
+)
+C.append(
+    (
+        "ahead-of-a-poll-with-recorder",
+        [
+            ("s1.txt", AHEAD),
+            ("s2.txt", AHEAD),
+            ("p1.txt", STILL),
+            ("p2.txt", STILL),
+            ("nccl_trace_rank_0", SIZES.format(n=2)),
+            ("nccl_trace_rank_1", SIZES.format(n=4)),
+        ],
+        ("DESYNC_SAME_OP_SHAPE_OR_SEQ",),
+    )
+)
 
 
 @pytest.mark.parametrize(("name", "evidence", "allowed"), C, ids=[c[0] for c in C])

@@ -42,16 +42,16 @@ def engine_name(engine: EngineView) -> str:
 
 
 def sure(scene: Scene, engine: EngineView | None = None) -> str:
-    """Shown if something besides one round of stacks says that the engine stands still, else likely.
+    """Shown if something besides stacks says that the engine stands still (`Scene.stalls`), else likely.
 
-    Dumps of several ranks are not simultaneous: a live loop can look desynchronised in one round, even in two.
+    Dumps of several ranks are not simultaneous: a live loop can look desynchronised in one round, even in two, and a
+    probe that fails beside them may be overload.
     """
     if scene.live:
         return LIKELY
     if engine is not None and any(r.moving for r in engine.ranks.values()):
         return LIKELY
-    still = engine is not None and engine.still is True
-    return SHOWN if scene.stalls or (scene.hints and still) else LIKELY
+    return SHOWN if scene.stalls else LIKELY
 
 
 def stall_words(scene: Scene, role: str = "") -> list[str]:

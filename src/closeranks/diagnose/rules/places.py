@@ -119,7 +119,8 @@ def _desync(
     head = [r for k, v in where.items() if k[1] == "loop_head" for r in v]
     parts = "; ".join(f"{labels(v)} in {k[0]}{f' ({_site_words(v[0])})'}" for k, v in where.items())
     trigger = _trigger(scene)
-    certainty = sure(scene, engine) if not same_op else LIKELY
+    passed = bool(head) and _sized_by_rank(where) and not scene.collectives
+    certainty = LIKELY if same_op or passed else sure(scene, engine)
     quiet = scene.silence(engine.name)
     return finding(
         "DESYNC_SAME_OP_SHAPE_OR_SEQ" if same_op else "DESYNC_DIFFERENT_COLLECTIVE",
@@ -138,11 +139,20 @@ def _desync(
         ahead=[r.label for r in head],
         mechanism="a rank-local condition decided whether a collective ran"
         + (
-            f": {labels(head)} skipped what the others entered and went on to the next loop's broadcast" if head else ""
+            f": {labels(head)} {'passed' if passed else 'skipped'} what the others entered and went on to the next loop's broadcast"
+            if head
+            else ""
         ),
         trigger=f"likely: {trigger[0].says()} ({trigger[0].src})" if trigger else "",
         shown=stall_words(scene, engine.name),
         likely=(["the frame where ranks stand can be one or more collectives after the real divergence"])
+        + (
+            [
+                f"{labels(head)} skipped it, or took part with another number of elements: its size is the length of a rank's own queue"
+            ]
+            if passed
+            else []
+        )
         + (
             [
                 f"the trigger: logged by {', '.join(sorted({t.who.label for t in trigger if t.who}))}"
@@ -152,12 +162,30 @@ def _desync(
             else []
         ),
         decoys=_decoys(scene, engine, ranks),
-        next_checks=[]
-        if certainty == SHOWN
-        else [
-            "context switches and CPU time of all main threads over 2 s: zero on every rank proves it; dumps of a live loop can look like this"
-        ],
+        next_checks=(
+            [
+                "torch's flight recorder of all ranks (TORCH_FR_BUFFER_SIZE): one sequence number with two sizes is that case"
+            ]
+            if passed
+            else []
+        )
+        + (
+            []
+            if sure(scene, engine) == SHOWN
+            else [
+                "context switches and CPU time of all main threads over 2 s: zero on every rank proves it; dumps of a live loop can look like this"
+            ]
+        ),
     )
+
+
+def _sized_by_rank(where: dict[tuple[str, str], list[RankView]]) -> bool:
+    """Whether ranks wait in a collective whose payload is as long as a queue of their own.
+
+    gloo lets the rank with the shorter payload return: ranks found one operation ahead may then have skipped this one,
+    or taken part in it with another size. Stacks cannot tell.
+    """
+    return any(site == "pd_poll" for _, site in where)
 
 
 def _site_words(r: RankView) -> str:
