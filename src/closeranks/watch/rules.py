@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from closeranks.watch.limits import Limits
 from closeranks.watch.snapshot import Blind, Evidence, Proc, Signal
+from closeranks.watch.tracks import AFTER_DUMP_S
 from closeranks.watch.view import View
 
 
@@ -187,11 +188,13 @@ def stands(view: View, limits: Limits) -> Suspicion:
 def still_s(view: View) -> float:
     """For how long no main thread of any rank has run; 0 when one runs, waits for the CPU, or cannot be read."""
     shortest = float("inf")
+    dumped = view.snapshot.disturbed.get(view.engine.name, float("-inf")) + AFTER_DUMP_S
     for process in view.engine.deciders:
         values = view.proc(process)
-        if values is None or values.get("state") not in ("S", "D", "T", "I"):
-            if values is not None and values.get("state") in ("X", "Z"):
-                continue  # a dead one is a proof of its own
+        state = values.get("state") if values is not None else None
+        if state in ("X", "Z"):
+            continue  # a dead one is a proof of its own
+        if values is None or (state not in ("S", "D", "T", "I") and float(values["at"]) > dumped):
             return 0.0
         for field in ("switches", "ticks"):
             track = view.proc_track(process, field)
