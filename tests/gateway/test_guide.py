@@ -167,7 +167,7 @@ def test_json_or_a_call() -> None:
         ({"type": "strings"}, "strings"),
         ({"$ref": "http://x/y"}, "$ref"),
         ({"$ref": "#/$defs/missing"}, "missing"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "itself"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "without end"),
         ({"type": "string", "pattern": "(?=a)b"}, "looks ahead"),
         ({"type": "string", "pattern": "a{5000}"}, "128"),
         ({"type": "string", "pattern": "("}, "regular"),

@@ -7,7 +7,9 @@ What bounds size, depth and repetition bounds the time that an engine compiles, 
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from re import _constants as re_constants  # type: ignore[attr-defined]
+from re import _parser as re_parser  # type: ignore[attr-defined]
 from typing import Any
 
 Schema = dict[str, Any]
@@ -44,6 +46,8 @@ _BELONGS = {
     "exclusiveMaximum": "number",
 }  # fmt: skip
 """Keywords that tell the type where it is not given."""
+_ESCAPED = frozenset((*range(32), ord('"'), ord("\\")))
+_CONTROL = re.compile(r"[\x00-\x1f]")
 _REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 _NO_REGEX = re.compile(
     r"\(\?(?!:)|\\[bBpPkAZzGQE1-9]|(?<!^)(?<!\\)(?<!\[)\^|(?<!\\)\$(?!$)|\[\[:|(?<!\\)\{(?!\d)|\[\^?\]"
@@ -102,14 +106,13 @@ class _Clean:
                 if isinstance(found, Mapping):
                     self._given |= {f"#/{key}/{name}": value for name, value in found.items()}
         cleaned = self.node(self._schema, at, 0)
+        ending: set[str] = set()
+        while more := [n for n, d in self._defs.items() if n not in ending and _ends(d, ending)]:
+            ending.update(more)
         for name in self._defs:
-            seen, here = {name}, self._defs[name]
-            while "$ref" in here and (here_name := here["$ref"].rpartition("/")[2]) not in seen:
-                seen.add(here_name)
-                here = self._defs[here_name]
-            if "$ref" in here:
+            if name not in ending:
                 if self._strict:
-                    raise _fail(at, "a definition that is nothing but itself")
+                    raise _fail(at, "a definition whose values hold themselves without end")
                 self._defs[name] = {}
         return {**cleaned, "$defs": self._defs} if self._defs else cleaned
 
@@ -255,10 +258,10 @@ class _Clean:
             if cleaned.get("minItems", 0) > len(first):
                 raise _fail(at, "`minItems` is more than `items` leaves room for")
             cleaned["items" if first else "maxItems"] = False if first else 0
-        elif items is not None and items is not True:
+        elif items is not None:
             cleaned["items"] = self.node(items, f"{at}.items", depth + 1)
-        elif not first or cleaned["minItems"] > len(first):
-            cleaned["items"] = {}  # else the engine allows none
+        elif not first or max(cleaned["minItems"], cleaned.get("maxItems", 0)) > len(first):
+            cleaned["items"] = {}  # else a tuple, to which the engine adds nothing
         return cleaned
 
     def _string(self, schema: Mapping[str, Any], at: str) -> Schema:
@@ -330,6 +333,21 @@ class _Clean:
         return found
 
 
+def _ends(schema: Schema, ending: Set[str]) -> bool:
+    """Whether a cleaned schema has a value that is finite, if those of the definitions in `ending` have."""
+    if "$ref" in schema:
+        return schema["$ref"].rpartition("/")[2] in ending
+    if "anyOf" in schema:
+        return any(_ends(branch, ending) for branch in schema["anyOf"])
+    if schema.get("type") == "object":
+        return all(_ends(schema["properties"][name], ending) for name in schema.get("required", ()))
+    if schema.get("type") == "array":
+        first = schema.get("prefixItems", [])
+        beyond = [schema["items"]] if schema.get("minItems", 0) > len(first) else []
+        return all(_ends(part, ending) for part in [*first, *beyond])
+    return True
+
+
 def bounded(schema: Any) -> Any:
     """A cleaned schema whose strings, arrays and integers have an end, for models that do not find one."""
     if isinstance(schema, list):
@@ -368,6 +386,10 @@ def _check_pattern(pattern: Any, at: str) -> None:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise _fail(at, f"`pattern` is no regular expression: {error}") from error
+    if _CONTROL.search(pattern):
+        raise _fail(at, "`pattern` holds control characters: write them as escapes")
+    if not _plain(re_parser.parse(pattern)):
+        raise _fail(at, "`pattern` cannot be enforced: all it matches hold quotes, backslashes or control characters")
     if _NO_REGEX.search(pattern):
         said = "looks ahead or behind, names groups, refers back, or has anchors inside"
         raise _fail(at, f"`pattern` cannot be enforced: it {said}")
@@ -376,6 +398,32 @@ def _check_pattern(pattern: Any, at: str) -> None:
         product *= max(1, int(high or low))
     if product > MAX_PATTERN_REPEAT:
         raise _fail(at, f"`pattern` repeats more than {MAX_PATTERN_REPEAT} times")
+
+
+def _plain(parts: Any) -> bool:
+    """Whether a parsed pattern matches any text without what JSON escapes: the engine writes text as it stands, and for
+    a pattern without such a text it would write what is no JSON."""
+    return all(_plain_part(operation, argument) for operation, argument in parts)
+
+
+def _plain_part(operation: Any, argument: Any) -> bool:
+    if operation is re_constants.LITERAL:
+        return argument not in _ESCAPED
+    if operation is re_constants.IN:
+        return any(
+            kind is re_constants.NEGATE
+            or kind is re_constants.CATEGORY
+            or (kind is re_constants.LITERAL and value not in _ESCAPED)
+            or (kind is re_constants.RANGE and any(c not in _ESCAPED for c in range(value[0], value[1] + 1)))
+            for kind, value in argument
+        )
+    if operation is re_constants.BRANCH:
+        return any(_plain(branch) for branch in argument[1])
+    if operation is re_constants.SUBPATTERN:
+        return _plain(argument[3])
+    if operation in (re_constants.MAX_REPEAT, re_constants.MIN_REPEAT):
+        return argument[0] == 0 or _plain(argument[2])
+    return True
 
 
 def _is(value: Any, kind: str) -> bool:

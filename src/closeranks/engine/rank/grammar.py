@@ -6,6 +6,7 @@ fault, and ends the requests that asked for it, nothing else.
 """
 
 import queue
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +21,11 @@ from closeranks.protocol import Compile, Compiled, Sampling
 from .blame import blame
 
 KINDS = ("json_schema", "ebnf", "structural_tag")
+ANSWER = 'structural_tag:{"type":"structural_tag","format":{"type":"json_schema"'
+"""How the grammar of an answer that is nothing but JSON begins. xgrammar admits tabs and other control characters in
+strings that have a length, which JSON does not; between values spaces and newlines will do. (In calls the codec escapes
+them.)"""
+_CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
 CACHE_BYTES = 256 * 2**20
 """Of parts that the compiler keeps to be faster with similar grammars."""
 SWITCH_S = 0.0005
@@ -40,6 +46,8 @@ class Grammars:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._compiler: Any = None
         self._ready: dict[str, Any] = {}
+        self._raw = torch.zeros(vocab, dtype=torch.bool)
+        """Tokens that hold control characters other than a newline."""
 
     def compile(self, grammar: str) -> tuple[str, int]:
         """Compile and keep; returns (what is wrong with it, its size in bytes). Not from two threads at once."""
@@ -49,6 +57,7 @@ class Grammars:
             return f"guided decoding needs xgrammar on the engine: {error}", 0
         if self._compiler is None:
             info = self._tokenizer_info()
+            self._raw[:] = torch.tensor([bool(_CONTROL.search(word)) for word in info.decoded_vocab[: self._vocab]])
             self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
         kind, _, text = grammar.partition(":")
         try:
@@ -77,7 +86,8 @@ class Grammars:
         if compiled is None:
             raise NotCompiled(f"no grammar of {len(sampling.grammar)} characters was compiled that begins here")
         matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(sampling.stop_ids) or None)
-        state = GrammarState(matcher, sampling.stop_ids, self._vocab)
+        refused = self._raw if sampling.grammar.startswith(ANSWER) else None
+        state = GrammarState(matcher, sampling.stop_ids, self._vocab, refused)
         for token in output:
             state.add(token)
         return state
@@ -149,8 +159,11 @@ class CompilerThread:
 class GrammarState:
     """Where one answer stands in its grammar."""
 
-    def __init__(self, matcher: Any, stop_ids: tuple[int, ...], vocab: int) -> None:
-        self._matcher, self._stop_ids, self._vocab = matcher, stop_ids, vocab
+    def __init__(
+        self, matcher: Any, stop_ids: tuple[int, ...], vocab: int, refused: torch.Tensor | None = None
+    ) -> None:
+        """`refused` [vocab] bool: what does not come, whatever the grammar admits."""
+        self._matcher, self._stop_ids, self._vocab, self._refused = matcher, stop_ids, vocab, refused
 
     def allowed(self, device: torch.device) -> torch.Tensor | None:
         """[vocab] bool: what may come next; None: anything, where the answer is over and has no token to say so."""
@@ -162,6 +175,8 @@ class GrammarState:
             self._matcher.fill_next_token_bitmask(words, 0)
             bits = (words[0, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
             result = bits.bool().view(-1)[: self._vocab]
+            if self._refused is not None:
+                result &= ~self._refused
         return result.to(device) if bool(result.any()) else None
 
     def add(self, token: int) -> None:
