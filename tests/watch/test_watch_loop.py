@@ -13,7 +13,6 @@ from aiohttp import ClientSession
 
 from closeranks.cli.main import main
 from closeranks.evidence import capture
-from closeranks.watch import loop as loop_module
 from closeranks.watch import server, verdict
 from closeranks.watch.incident import Incident
 from closeranks.watch.loop import Watch
@@ -25,12 +24,6 @@ from tests.watch.looks import NAME, engine
 
 CONFIRMED = State(NAME, "confirmed", (Evidence("log", None, "its log says: x"),), 0.0)
 NO_PID = 2**22 + 7
-
-
-def gone() -> "loop_module.EngineSeen":
-    """An engine whose pids are nobody's."""
-    seen = engine(base=NO_PID)
-    return msgspec.structs.replace(seen, url=None)
 
 
 def test_a_py_spy_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +104,20 @@ def test_a_confirmed_engine_gets_one_bundle_and_the_caller_is_told(tmp_path: Pat
     assert [found.engine for found in told] == [NAME]
     assert len(list(tmp_path.iterdir())) == 1
     assert json.loads((next(tmp_path.iterdir()) / "manifest.json").read_text())["engine"] == NAME
+
+
+def test_another_life_that_is_confirmed_gets_a_bundle_of_its_own(tmp_path: Path) -> None:
+    async def go() -> int:
+        watch = Watch(Settings(bundle_dir=str(tmp_path)))
+        watch.on_change = lambda old, state: None
+        for base in (NO_PID, NO_PID, NO_PID + 100):
+            watch._engines = (msgspec.structs.replace(engine(base=base), url=None),)
+            watch._changed(None, CONFIRMED)
+        watch._engines = ()
+        await watch.close()
+        return len(watch.incidents)
+
+    assert asyncio.run(go()) == 2
 
 
 def test_a_failure_of_who_is_told_is_said_and_the_watch_goes_on(tmp_path: Path) -> None:

@@ -193,6 +193,19 @@ def test_a_frozen_frontend_is_confirmed_a_busy_one_is_not() -> None:
     film = Film()
     film.looks(4)
     assert set(film.looks(40, http=False, launcher="moves")) == {"healthy"}
+    film = Film()
+    film.looks(4)
+    starved = film.looks(40, http=False, launcher="stands", state={"launcher": "R"}, stacks={"still": False})
+    assert set(starved) == {"healthy"}
+
+
+def test_ranks_that_wait_for_the_cpu_do_not_stand() -> None:
+    film = Film()
+    film.looks(5)
+    starved = {p.label: "R" for p in film.engine.procs}
+    phases = film.looks(40, proc="stands", counters="stands", state=starved, stacks={"still": False})
+    assert "confirmed" not in phases
+    assert "suspect" not in phases
 
 
 def test_a_hang_on_the_device_is_told_by_counters_and_gpus() -> None:

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         from closeranks.watch.check import check, shown
 
-        found = asyncio.run(check(settings))
+        found = asyncio.run(check(settings, lambda engines: _could_do(recovery, engines)))
         print(json.dumps(found) if args.json else shown(found))
         return 0 if found["ok"] else 3
     if args.once:
@@ -175,9 +175,24 @@ async def _watch(settings: Settings, as_json: bool, after: Afterwards) -> int:
             await runner.cleanup()
 
 
+async def _could_do(recovery: Any, engines: Any) -> dict[str, str]:
+    """What recovery would do about each engine if it were to blame now."""
+    from closeranks.watch.recover_state import Case, Refusal
+
+    found = {}
+    for engine in engines:
+        made = (await recovery.preview(Case(blamed=(engine.name,)), engines)).plan
+        if isinstance(made, Refusal):
+            found[engine.name] = f"nothing: {made.reason}"
+        else:
+            found[engine.name] = ", ".join(f"{a.kind} {a.engine or ' + '.join(a.engines)}" for a in made.actions)
+    return found
+
+
 async def _nothing_to_see(watch: Any, wait_s: float, stop: asyncio.Event) -> None:
     """Ends when no engine has been found for `wait_s` from the start; else stays, and says it when all are lost."""
     log = structlog.get_logger()
+    await watch.searched()
     began, seen, lost = time.monotonic(), False, 0.0
     while True:
         await asyncio.sleep(1.0)
@@ -200,6 +215,7 @@ async def _once(settings: Settings, as_json: bool) -> int:
     watch, stop = Watch(settings), asyncio.Event()
     watch.on_change = lambda old, state: None
     looking = asyncio.create_task(watch.run(stop))
+    await watch.searched()
     began = time.monotonic()
     while (waited := time.monotonic() - began) < ONCE_LIMIT_S:
         await asyncio.sleep(0.25)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from closeranks.evidence import capture
@@ -14,17 +15,27 @@ LOOKS_S = 4.0
 """Long enough for one reading of every signal."""
 
 
-async def check(settings: Settings) -> dict[str, Any]:
-    """`{"schema": 1, "ok", "engines": [...], "findings": [...]}`. Nothing is disturbed: no dump, no probe."""
+Ask = Callable[[Sequence[EngineSeen]], Awaitable[Mapping[str, str]]]
+
+
+async def check(settings: Settings, could_do: Ask) -> dict[str, Any]:
+    """`{"schema": 1, "ok", "engines": [...], "findings": [...]}`. A sound engine is not disturbed: no dump, no probe.
+
+    `could_do` says for each engine what `--act` could do.
+    """
     watch, stop = Watch(settings), asyncio.Event()
     watch.on_change = lambda old, state: None
     looking = asyncio.create_task(watch.run(stop))
+    searched = await watch.searched()
     await asyncio.sleep(LOOKS_S)
     stop.set()
     await looking
-    engines = [_engine(engine, watch) for engine in watch.snapshot.engines]
+    able = await could_do(watch.snapshot.engines)
+    engines = [_engine(engine, watch) | {"act": able.get(engine.name, "")} for engine in watch.snapshot.engines]
     findings = [f for e in engines for f in e.pop("findings")]
-    if not engines:
+    if not searched:
+        findings.append("the process table could not be read in time")
+    elif not engines:
         findings.append("no engine was found on this machine: none of the known launchers is among the processes")
     if capture.py_spy() is None:
         findings.append("py-spy is not installed: stacks cannot be read, and a wedge is seen later")
@@ -91,5 +102,6 @@ def shown(found: dict[str, Any]) -> str:
         lines.append("    " + ", ".join(f"{label} {pid}" for label, pid in engine["ranks"].items()))
         lines += [f"    log {path}" for path in engine["logs"]]
         lines += [f"    {signal:9} {said}" for signal, said in sorted(engine["signals"].items())]
+        lines.append(f"    --act     {engine['act']}")
     lines += [f"! {finding}" for finding in found["findings"]]
     return "\n".join(lines)

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from closeranks.evidence import capture, gather
+from closeranks.evidence.redact import redact
 from closeranks.watch import verdict as judging
 from closeranks.watch.signals.counters import CountersSignal
 from closeranks.watch.signals.fetch import Answer, Client
@@ -93,7 +94,7 @@ class Keeper:
         """Bundle and verdict of one confirmation. Never raises for what engines, disk or diagnosis do."""
         began = time.time()
         files = await self.collect(snapshot.engines, rounds)
-        files.add("watch.json", _told(state, snapshot, states), clean=False)
+        files.add("watch.json", redact(_told(state, snapshot, states)), clean=False)
         why = tuple(f"[{e.signal}{f' {e.rank}' if e.rank else ''}] {e.text}" for e in state.why)
         facts: dict[str, object] = {"engine": state.engine, "confirmed": began, "why": why}
         judged_later = asyncio.create_task(self._judge.judge(files.contents))

@@ -35,7 +35,7 @@ FIND_LIMIT_S = 15.0
 AGAIN_S = 20.0
 """Between two pairs of dumps under one suspicion."""
 INCIDENT_S = 120.0
-"""An engine that is confirmed again so soon gets no new bundle."""
+"""An engine that is confirmed again so soon, in the same life, gets no new bundle."""
 AFTER_DEATH_GAP_S = 2.5
 HTTP_S = 2.5
 
@@ -84,6 +84,8 @@ class Watch:
         self.incidents: list[Incident] = []
         self.confirmations: dict[str, int] = {}
         self.looks = 0
+        self.searches = 0
+        """Discoveries that are over."""
         self.on_change: OnChange = _say
         self.on_incident: OnIncident | None = None
         self._dumping = stacks.Dumping()
@@ -94,7 +96,7 @@ class Watch:
         self._engines: tuple[EngineSeen, ...] = ()
         self._find_trouble = ""
         self._busy: set[asyncio.Task[None]] = set()
-        self._kept: dict[str, float] = {}
+        self._kept: dict[str, tuple[float, object]] = {}
         self._one_incident = asyncio.Lock()
 
     @property
@@ -120,6 +122,13 @@ class Watch:
                     continue
         finally:
             await self.close()
+
+    async def searched(self, limit_s: float = 30.0) -> bool:
+        """Wait until the process table has been read once; False if it was not within `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        while not self.searches and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        return self.searches > 0
 
     async def close(self) -> None:
         """End every task of the watch; incidents in progress are waited for."""
@@ -160,6 +169,7 @@ class Watch:
             error = self._find.exception()
             if error is None:
                 self._engines, self._find_trouble = self._find.result(), ""
+                self.searches += 1
             else:
                 self._trouble(f"{type(error).__name__}: {error}")
             self._find = None
@@ -179,12 +189,19 @@ class Watch:
         if state.phase != "confirmed":
             return
         self.confirmations[state.engine] = self.confirmations.get(state.engine, 0) + 1
-        now = time.monotonic()
-        if now - self._kept.get(state.engine, -1e9) < INCIDENT_S:
-            log.warning("confirmed again, no new bundle", engine=state.engine)
+        now, life = time.monotonic(), self._life(state.engine)
+        when, which = self._kept.get(state.engine, (-1e9, None))
+        if now - when < INCIDENT_S and life == which:
+            log.warning("confirmed again in the same life, no new bundle", engine=state.engine)
             return
-        self._kept[state.engine] = now
+        self._kept[state.engine] = (now, life)
         self._work(self._incident(state))
+
+    def _life(self, name: str) -> object:
+        """What tells this life of an engine from the next; None when it is not among the processes."""
+        engine = next((e for e in self._engines if e.name == name), None)
+        head = next((p for p in engine.procs if p.role in ("launcher", "leader")), None) if engine else None
+        return (head.pid, head.start_time) if head is not None else None
 
     def _work(self, what: Coroutine[None, None, None]) -> None:
         """Something beside the looks; its failure is said."""

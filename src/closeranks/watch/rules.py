@@ -397,8 +397,9 @@ def unheard(view: View, limits: Limits) -> Suspicion:
     head = next((p for p in view.engine.procs if p.role in ("launcher", "gateway")), None)
     tracks = [view.proc_track(head, name) for name in ("switches", "ticks")] if head is not None else []
     still = min((t.flat_s for t in tracks if t is not None), default=0.0)
-    if head is None or still < limits.still_s:
-        return Suspicion("unheard")  # it runs: busy, or the machine is
+    waits = head is not None and view.text("proc", "state", f"{view.engine.name}/{head.label}") in ("S", "D", "T")
+    if head is None or not waits or still < limits.still_s:
+        return Suspicion("unheard")  # it runs, or waits for the CPU: busy, or the machine is
     key = f"{view.engine.name}/launcher"
     signs = [
         Evidence("http", None, f"its port accepts and does not answer, for {max(waited, 1):.0f} s"),
