@@ -12,6 +12,8 @@ from closeranks.protocol import (
     Begin,
     Check,
     Checked,
+    Compile,
+    Compiled,
     Dropped,
     Joined,
     RankFault,
@@ -257,3 +259,24 @@ def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except FileNotFoundError:
         return ""
+
+
+def test_grammars_are_compiled_beside_the_steps_and_said_to_the_leader(
+    model: Path, cache: Path, tmp_path: Path, expected: list[int]
+) -> None:
+    pytest.importorskip("xgrammar")
+    grammar = 'ebnf:root ::= "ab" [0-9]'
+    with Engine(tmp_path, "both", 2, model, cache) as engine:
+        engine.join()
+        engine.tell(Compile(1, 1, "json_schema:" + '{"type": "object", "properties": {"x": {"type": "foo"}}}'))
+        engine.tell(Compile(1, 2, grammar))
+        assert generate(engine, 3, [0, 1, 2, 3, 4]) == expected[:3]
+        assert engine.wait(Compiled).error.startswith("x: cannot be enforced")
+        said = engine.wait(Compiled)
+        assert (said.number, said.rank, said.error) == (2, 0, "")
+        held = Begin(Sampling(grammar=grammar, stop_ids=(2,)), PROMPT, len(PROMPT), [5, 6, 7, 8])
+        first = engine.step(rows=[Row(1, 0, len(PROMPT), sample=True, begin=held)]).tokens
+        assert len(first) == 1
+        engine.tell(Compile(1, 0, "", [2]))
+        engine.send_step(rows=[Row(2, 0, len(PROMPT), sample=True, begin=held)])
+        assert engine.wait(RankFault).name == "NotCompiled"
