@@ -23,6 +23,7 @@ from closeranks.diagnose.facts import (
     StackFailed,
 )
 from closeranks.diagnose.readers import document_readers, line_readers
+from closeranks.diagnose.scene import Scene
 from closeranks.evidence.bundle import from_texts
 
 
@@ -183,6 +184,28 @@ def test_ps_proc_dmesg_and_events() -> None:
     assert [(p.switches_total, p.forced_total) for p in proc] == [(10, 4), (10, 4)]
     kill = one("[88.2] Memory cgroup out of memory: Killed process 4418 (sglang::schedul) total-vm:6kB\n", Event)
     assert (kill.kind, kill.get("pid")) == ("oom_kill", 4418)
+
+
+@pytest.mark.parametrize(
+    ("state", "ticks", "stands"),
+    [("S (sleeping)", 5, True), ("S (sleeping)", 95, False), ("R (running)", 5, False)],
+    ids=["sleeps", "computes", "waits for a CPU"],
+)
+def test_a_main_thread_without_switches_stands_only_if_it_does_not_compute(
+    state: str, ticks: int, stands: bool
+) -> None:
+    def reading(ran: int) -> str:
+        status = f"Name:\tsglang::schedul\nState:\t{state}\nPid:\t30\nvoluntary_ctxt_switches:\t9\nnonvoluntary_ctxt_switches:\t7\n"
+        stat = (
+            f"30 (sglang::schedul) S 1 2 3 0 -1 4194304 98 0 0 0 {ran} 0 0 0 20 0 1 0 1649057 {' '.join(['0'] * 30)}\n"
+        )
+        return (
+            f"==> /proc/30/status <==\n{status}\n==> /proc/30/task/30/stat <==\n{stat}\n==> /proc/30/stat <==\n{stat}"
+        )
+
+    facts = read(reading(5) + reading(ticks))
+    assert len([f for f in facts if isinstance(f, Process) and f.ticks_total is not None]) == 2
+    assert bool(Scene(facts, []).stalls) is stands
 
 
 def test_cuda_gdb_gdb_and_failed_dumps() -> None:

@@ -223,8 +223,11 @@ class Process(Fact, frozen=True, kw_only=True):
     title: str = ""
     switches_total: float | None = None  # voluntary context switches so far: how often it went to sleep
     forced_total: float | None = None  # involuntary ones: how often it was put off the CPU, as a spinning thread is
+    ticks_total: float | None = None  # CPU time so far, in clock ticks
     switches: float | None = None  # voluntary ones between two readings; filled in by the scene
     forced: float | None = None
+    ticks: float | None = None
+    ran: bool = False  # was running or waited for a CPU in one of the readings
 
     def says(self) -> str:
         name = self.who.label if self.who else self.title or "process"

@@ -30,6 +30,7 @@ from closeranks.diagnose.facts import (
 from closeranks.diagnose.stacks import Position, position
 
 DISTURBED = 20  # context switches that dumps alone can cause in a process that stands still
+FEW_TICKS = 2  # of CPU time, of which dumps alone cost some
 MANY = 4  # requests that do not all end within one interval of the log
 F = TypeVar("F", bound=Fact)
 _PACKAGE = re.compile(r"(?:^|/)(sglang|vllm|tensorrt_llm|dynamo)/(?!.*/(?:sglang|vllm|tensorrt_llm|dynamo)/)")
@@ -165,15 +166,28 @@ class Scene:
 
     @cached_property
     def processes(self) -> list[Process]:
-        """ps and /proc rows. Of a process that was read twice, the last reading tells the switches in between."""
+        """ps and /proc rows. Of a process that was read twice, the last reading tells what happened in between."""
         first: dict[int, Process] = {}
+        clock: dict[int, list[float]] = {}
+        ran: set[int] = set()
+        for p in self.of(Process):
+            if p.ticks_total is not None:
+                clock.setdefault(p.pid, []).append(p.ticks_total)
+            if p.switches_total is not None and p.state.startswith("R"):
+                ran.add(p.pid)
         out: list[Process] = []
         for p in self.of(Process):
             if p.switches_total is not None:
                 before = first.setdefault(p.pid, p)
                 if before is not p:
-                    slept = abs(p.switches_total - (before.switches_total or 0))
-                    p = replace(p, switches=slept, forced=abs((p.forced_total or 0) - (before.forced_total or 0)))
+                    ticks = clock.get(p.pid, [])
+                    p = replace(
+                        p,
+                        switches=abs(p.switches_total - (before.switches_total or 0)),
+                        forced=abs((p.forced_total or 0) - (before.forced_total or 0)),
+                        ticks=max(ticks) - min(ticks) if len(ticks) > 1 else None,
+                        ran=p.pid in ran,
+                    )
             out.append(p)
         return out
 
@@ -352,11 +366,12 @@ class Scene:
         stats = [e for e in self.events("vllm_stats") if (e.num("running") or 0) > 0]
         if len(stats) >= 2 and all((e.num("gen") or 0) == 0 and (e.num("prompt") or 0) == 0 for e in stats[-2:]):
             out += stats[-2:]
-        # An idle or saturated engine core shows no switches at all: only processes with a loop of their own count.
+        # An idle or saturated engine core shows no switches at all: only processes with a loop of their own count. One
+        # that computes, or waits for a CPU, does not switch either.
         loops = [
             p for p in self.processes if p.switches is not None and p.who and p.who.kind in ("scheduler", "worker")
         ]
-        if loops and not any(p.switches or p.forced for p in loops):
+        if loops and not any(p.switches or p.forced or p.ran or (p.ticks or 0) > FEW_TICKS for p in loops):
             out += loops[:3]
         out += [e for e in self.events("load") if (e.num("age") or 0) >= 30]
         quiet = self.silence()

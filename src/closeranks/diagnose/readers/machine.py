@@ -126,11 +126,17 @@ class Ps:
 
 
 class Proc:
-    """`/proc/<pid>/status`."""
+    """`/proc/<pid>/status`, and `/proc/<pid>/task/<pid>/stat` under a header that names it.
+
+    Both tell of the main thread alone. `/proc/<pid>/stat` adds up all threads, so a helper that spins would hide a main
+    thread that stands: it is not read.
+    """
 
     NAME = "proc"
-    ABOUT = "/proc/<pid>/status: state and context switches; two readings of one pid make a change"
-    TOKENS = ("State:\t", "State: ", "ctxt_switches:", "Name:\t", "Pid:\t", "Pid: ", "Name: ")
+    ABOUT = "/proc/<pid>/status and task/<pid>/stat: state, switches, CPU time; two readings of one pid make a change"
+    TOKENS = ("State:\t", "State: ", "ctxt_switches:", "Name:\t", "Pid:\t", "Pid: ", "Name: ", "/stat <==")
+    _STAT = re.compile(r"^(\d{1,9}) \((.{1,64}?)\) ([A-Za-z]) (?:-?\d+ ){10}(\d+) (\d+) (?:-?\d+ ?){20,}$")
+    _HEADER = re.compile(r"^==> /proc/(\d+)/task/\1/stat <==")
 
     def __init__(self) -> None:
         self.open = False
@@ -138,7 +144,21 @@ class Proc:
         self.at: Line | None = None
 
     def line(self, line: Line) -> Iterable[Fact]:
-        """`nonvoluntary_ctxt_switches` is the last line of a reading."""
+        """`nonvoluntary_ctxt_switches` is the last line of a reading of status; stat is one line after its header."""
+        if self.open:
+            self.open = False
+            if stat := self._STAT.match(line.text.strip()):
+                yield Process(
+                    src=line.src,
+                    who=names.from_title(stat[2]),
+                    pid=int(stat[1]),
+                    state=stat[3],
+                    ticks_total=float(int(stat[4][:15]) + int(stat[5][:15])),
+                )
+                return
+        if self._HEADER.match(line.text):
+            self.open = True
+            return
         m = re.match(
             r"^\s*(Name|State|Pid|PPid|voluntary_ctxt_switches|nonvoluntary_ctxt_switches):\s*(\S+)",
             line.text,
@@ -165,6 +185,7 @@ class Proc:
 
     def end(self) -> Iterable[Fact]:
         """Nothing waits."""
+        self.open = False
         return ()
 
 
