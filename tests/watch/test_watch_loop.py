@@ -98,7 +98,7 @@ def test_a_confirmed_engine_gets_one_bundle_and_the_caller_is_told(tmp_path: Pat
         watch.on_incident = hear
         for _ in range(3):
             watch._changed(None, CONFIRMED)
-        await watch.close()
+        await watch.close(500)
 
     asyncio.run(go())
     assert [found.engine for found in told] == [NAME]
@@ -106,15 +106,23 @@ def test_a_confirmed_engine_gets_one_bundle_and_the_caller_is_told(tmp_path: Pat
     assert json.loads((next(tmp_path.iterdir()) / "manifest.json").read_text())["engine"] == NAME
 
 
-def test_another_life_that_is_confirmed_gets_a_bundle_of_its_own(tmp_path: Path) -> None:
+def test_another_life_that_is_confirmed_gets_a_bundle_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def go() -> int:
         watch = Watch(Settings(bundle_dir=str(tmp_path)))
         watch.on_change = lambda old, state: None
+
+        async def kept(*_: object) -> Incident:
+            return Incident(NAME, 0.0, ())
+
+        monkeypatch.setattr(watch.keeper, "keep", kept)
+        monkeypatch.setattr(watch.keeper, "prepare", lambda engines: asyncio.sleep(0))
         for base in (NO_PID, NO_PID, NO_PID + 100):
             watch._engines = (msgspec.structs.replace(engine(base=base), url=None),)
             watch._changed(None, CONFIRMED)
         watch._engines = ()
-        await watch.close()
+        await watch.close(500)
         return len(watch.incidents)
 
     assert asyncio.run(go()) == 2
@@ -129,7 +137,7 @@ def test_a_failure_of_who_is_told_is_said_and_the_watch_goes_on(tmp_path: Path) 
 
         watch.on_incident = fail
         watch._changed(None, CONFIRMED)
-        await watch.close()
+        await watch.close(500)
         assert len(watch.incidents) == 1
 
     asyncio.run(go())

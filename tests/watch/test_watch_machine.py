@@ -208,6 +208,18 @@ def test_ranks_that_wait_for_the_cpu_do_not_stand() -> None:
     assert "suspect" not in phases
 
 
+def test_our_own_engine_is_judged_by_its_work_and_its_gateway() -> None:
+    seen = engine("closeranks")
+    for unhealthy, last in (("", "suspect"), ("3 requests without progress", "confirmed")):
+        memory, phases = Memory(), []
+        for n in range(30):
+            steps = {"at": 1000.0 + n, "steps": 50.0 + n, "tokens": 7.0, "running": 3.0, "unhealthy": unhealthy}
+            memory = step(memory, Snapshot(1000.0 + n, 0.0, (seen,), {"steps": {NAME: steps}}), DEFAULT)
+            phases.append(memory.states[NAME].phase)
+        assert "confirmed" not in phases[:8]
+        assert phases[-1] == last
+
+
 def test_a_hang_on_the_device_is_told_by_counters_and_gpus() -> None:
     film = Film()
     film.looks(4)

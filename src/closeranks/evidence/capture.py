@@ -31,9 +31,11 @@ async def stacks(pid: int, timeout_s: float = 2.5) -> str:
     program = py_spy()
     if program is None:
         return "no stacks: py-spy is not installed\n"
-    said = []
+    said: list[str] = []
+    if _state(pid) == "Z":
+        return "no stacks: the process is a zombie or gone\n"
     for extra in ([], ["--nonblocking"]):
-        if extra == [] and _state(pid) in "TtZ":  # ptrace waits for a stopped process, and a zombie has no stack
+        if extra == [] and _state(pid) in "Tt":  # ptrace waits for a stopped process
             continue
         try:
             process = await asyncio.create_subprocess_exec(
@@ -60,7 +62,7 @@ async def stacks(pid: int, timeout_s: float = 2.5) -> str:
         if process.returncode == 0 and out.strip():
             return out.decode(errors="replace")
         said.append(f"py-spy {' '.join(extra)} exited {process.returncode}: {err.decode(errors='replace').strip()}")
-    return "no stacks: " + "; ".join(said or ["the process is a zombie or gone"]) + "\n"
+    return "no stacks: " + "; ".join(said or ["the process is held by a debugger"]) + "\n"
 
 
 def ask_for_stacks(pid: int) -> bool:

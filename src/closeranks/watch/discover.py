@@ -307,7 +307,7 @@ class Finder:
         return any(p.pid in self._pids for p in engine.procs) or (port.isdigit() and int(port) in self._ports)
 
     def _complete(self, engine: EngineSeen) -> EngineSeen:
-        head = engine.launcher or next((p for p in engine.procs if p.role in ("gateway", "leader")), None)
+        head = engine.launcher or next((p for p in engine.procs if p.role == "leader"), None)
         if head is None:
             return engine
         fixed = self._fixed.get((head.pid, head.start_time))
@@ -350,7 +350,7 @@ def _address(engine: EngineSeen, frontend: Proc) -> tuple[int | None, str | None
 
 def _logs(engine: EngineSeen, head: Proc) -> tuple[str, ...]:
     """Files behind the standard output and error of the launcher; for our own engines, of each process."""
-    pids = [p.pid for p in engine.procs] if engine.kind == "closeranks" else [head.pid]
+    pids = [p.pid for p in engine.procs if p.role != "gateway"] if engine.kind == "closeranks" else [head.pid]
     found: dict[tuple[int, int], str] = {}
     for pid in pids:
         for fd in (1, 2):

@@ -84,8 +84,7 @@ class Watch:
         self.incidents: list[Incident] = []
         self.confirmations: dict[str, int] = {}
         self.looks = 0
-        self.searches = 0
-        """Discoveries that are over."""
+        self._searched = asyncio.Event()
         self.on_change: OnChange = _say
         self.on_incident: OnIncident | None = None
         self._dumping = stacks.Dumping()
@@ -125,15 +124,16 @@ class Watch:
 
     async def searched(self, limit_s: float = 30.0) -> bool:
         """Wait until the process table has been read once; False if it was not within `limit_s`."""
-        deadline = time.monotonic() + limit_s
-        while not self.searches and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
-        return self.searches > 0
+        try:
+            await asyncio.wait_for(self._searched.wait(), limit_s)
+        except TimeoutError:
+            return False
+        return True
 
-    async def close(self) -> None:
-        """End every task of the watch; incidents in progress are waited for."""
+    async def close(self, patience_s: float = 45.0) -> None:
+        """End every task of the watch; incidents in progress are waited for, not longer than `patience_s`."""
         if self._busy:
-            await asyncio.wait(self._busy, timeout=45)
+            await asyncio.wait(self._busy, timeout=patience_s)
         tasks = [t for t in (self._dump, self._find, *self._busy) if t is not None and not t.done()]
         for task in tasks:
             task.cancel()
@@ -169,7 +169,7 @@ class Watch:
             error = self._find.exception()
             if error is None:
                 self._engines, self._find_trouble = self._find.result(), ""
-                self.searches += 1
+                self._searched.set()
             else:
                 self._trouble(f"{type(error).__name__}: {error}")
             self._find = None

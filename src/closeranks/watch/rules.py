@@ -270,6 +270,8 @@ def _spinning(view: View) -> bool:
 
 def stalled(view: View, limits: Limits, pace_s: float | None) -> Suspicion:
     """The loop turns, requests are held, and none advances. `pace_s`: the longest healthy wait that is known."""
+    if view.engine.kind == "closeranks":
+        return _own_stalled(view, limits)
     waited = stalled_s(view)
     if waited < limits.stalled_suspect_s or not _loop_lives(view):
         return Suspicion("stalled")
@@ -292,6 +294,22 @@ def stalled(view: View, limits: Limits, pace_s: float | None) -> Suspicion:
     ]
     found = [evidence for ask in seconds if (evidence := ask()) is not None]
     return Suspicion("stalled", (sign, *found), enough=bool(found))
+
+
+def _own_stalled(view: View, limits: Limits) -> Suspicion:
+    """closeranks: it steps, holds requests and moves nothing; its gateway, which knows each request, must agree."""
+    holds = sum(view.number("steps", name) or 0 for name in ("running", "waiting"))
+    tracks = [t for name in ("tokens", "prefilled", "transfers") if (t := view.track("steps", name)) is not None]
+    waited = min((t.flat_s for t in tracks), default=0.0)
+    if not holds or waited < limits.stalled_s:
+        return Suspicion("stalled")
+    signs = [
+        Evidence("steps", None, f"{int(holds)} requests are in it and nothing was computed or sent for {waited:.1f} s")
+    ]
+    reasons = view.text("steps", "unhealthy")
+    if reasons:
+        signs.append(Evidence("http", None, f"its gateway's /health answers 503: {reasons}"))
+    return Suspicion("stalled", tuple(signs), enough=bool(reasons))
 
 
 def stalled_s(view: View) -> float:

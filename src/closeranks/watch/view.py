@@ -71,16 +71,9 @@ class View:
     def peers(self) -> Iterator["View"]:
         """The other engines that this one may hand requests to or get them from."""
         for other in self.snapshot.engines:
-            if (
-                other.name != self.engine.name
-                and other.kind == self.engine.kind
-                and "both"
-                not in (
-                    other.role,
-                    self.engine.role,
-                )
-                and other.role != self.engine.role
-            ):
+            pair = {other.role, self.engine.role} == {"prefill", "decode"}
+            one_service = self.engine.kind != "closeranks" or other.url == self.engine.url
+            if pair and one_service and other.kind == self.engine.kind:
                 yield View(other, self.snapshot, self.tracks, self.states)
 
     def blind(self) -> tuple[str, ...]:
