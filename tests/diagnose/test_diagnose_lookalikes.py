@@ -582,6 +582,51 @@ C.append(
 )
 
 
+def proc(*readings: tuple[int, int]) -> str:
+    return "".join(
+        f"Name:\tsglang::schedul\nState:\tS (sleeping)\nPid:\t{pid}\nvoluntary_ctxt_switches:\t{n}\nnonvoluntary_ctxt_switches:\t7\n"
+        for pid, n in readings
+    )
+
+
+WRITING = REDUCE + (
+    "writing_check (sglang/srt/mem_cache/hiradix_cache.py:802)",
+    "check_hicache_events (sglang/srt/mem_cache/hiradix_cache.py:1141)",
+)
+STANDS = dump(S + "0", HEAD + LOOP_DECODE, pid=30) + dump(S + "1", WRITING + LOOP_DECODE, pid=31)
+TURNS = dump(S + "0", POLL + LOOP_PREFILL, pid=40) + dump(S + "1", HEAD + LOOP_PREFILL, pid=41)
+# A peer whose loop turns takes no certainty from an engine that stands, and gives none to one that does not.
+C.append(
+    (
+        "stands-beside-a-live-peer",
+        [
+            ("decode/s1.txt", STANDS), ("decode/s2.txt", STANDS), ("prefill/s1.txt", TURNS), ("prefill/s2.txt", TURNS),
+            ("p1.txt", proc((30, 900), (31, 900), (40, 900), (41, 900))),
+            ("p2.txt", proc((30, 900), (31, 900), (40, 9000), (41, 9000))),
+        ],
+        ("DESYNC_DIFFERENT_COLLECTIVE",),
+    )
+)  # fmt: skip
+C.append(
+    (
+        "turns-beside-a-peer-that-stands",
+        [
+            ("decode/s1.txt", STANDS), ("decode/s2.txt", STANDS), ("prefill/s1.txt", TURNS), ("prefill/s2.txt", TURNS),
+            ("p1.txt", proc((30, 900), (31, 900), (40, 900), (41, 900))),
+            ("p2.txt", proc((30, 9000), (31, 9000), (40, 900), (41, 900))),
+        ],
+        ("UNDETERMINED", "HEALTHY_IDLE*", "NOT_HUNG_SLOW_OR_CAPACITY*"),
+    )
+)  # fmt: skip
+two = [
+    ("prefill/m1.txt", g("generation_tokens_total", 40) + g("num_requests_running", 0)),
+    ("prefill/m2.txt", g("generation_tokens_total", 40) + g("num_requests_running", 0)),
+    ("decode/m1.txt", g("generation_tokens_total", 9000) + g("num_requests_running", 2)),
+    ("decode/m2.txt", g("generation_tokens_total", 9000) + g("num_requests_running", 2)),
+]
+C.append(("two-vllm-with-the-same-labels", two, ("UNDETERMINED", "KV_TRANSFER*", "SYMMETRIC_WAIT*")))
+
+
 @pytest.mark.parametrize(("name", "evidence", "allowed"), C, ids=[c[0] for c in C])
 def test_look_alike(name: str, evidence: list[tuple[str, str]], allowed: tuple[str, ...]) -> None:
     main = diagnose_texts(evidence).main

@@ -48,7 +48,7 @@ def open_work(scene: Scene) -> list[Fact]:
     last: dict[object, Metric] = {}
     for m in scene.of(Metric):
         if held(m):
-            last[m.name, tuple(sorted(m.labels.items()))] = m
+            last[scene.series(m)] = m
     out: list[Fact] = [m for m in last.values() if m.value > 0]
     loads = {(e.src.file, e.get("dp_rank")): e for e in scene.events("load")}
     out += [e for e in loads.values() if _loaded(e)]
@@ -115,7 +115,7 @@ def was_open(scene: Scene) -> list[Fact]:
     scrapes: dict[object, int] = {}
     for m in scene.of(Metric):
         if held(m):
-            key = (m.name, tuple(sorted(m.labels.items())))
+            key = scene.series(m)
             scrapes[key] = scrapes.get(key, 0) + 1
     if max(scrapes.values(), default=0) < 2:
         out += _lines(scene, ("running", *_LINE_FIELDS))
@@ -127,6 +127,6 @@ def unseen(scene: Scene) -> list[str]:
     roles = {e.name for e in scene.engines if e.name}
     if len(scene.engines) < 2 or not roles:
         return []
-    told = {m.labels.get("engine_type", "") for m in scene.of(Metric) if held(m)}
+    told = {scene.role_of(m) for m in scene.of(Metric) if held(m)}
     told |= {str(b.get("role", "")) for b in scene.batches}
     return sorted(roles - told)

@@ -68,6 +68,12 @@ def from_file(name: str) -> Who | None:
     return Who(kind="torch", family="torch", rank=int(m[1])) if m else None
 
 
+def role_in_path(name: str) -> str:
+    """`decode` or `prefill` where a folder or file of the evidence is called so, "" for none or both."""
+    found = {m[1].lower() for m in re.finditer(r"(?i)(?<![a-z])(prefill|decode)(?![a-z])", name)}
+    return found.pop() if len(found) == 1 else ""
+
+
 def from_vllm_proc(text: str) -> Who | None:
     """`(EngineCore_DP0 pid=1)`, `(VllmWorker rank=0 pid=9)` → Who; the innermost of nested ones."""
     best: Who | None = None

@@ -166,7 +166,14 @@ class Scene:
 
     @cached_property
     def processes(self) -> list[Process]:
-        """ps and /proc rows. Of a process that was read twice, the last reading tells what happened in between."""
+        """ps and /proc rows. Of a process that was read twice, the last reading tells what happened in between.
+
+        `/proc` cuts a name after 15 letters: a row takes the full one that a title or a dump gives its process.
+        """
+        named: dict[int, set[Who]] = {}
+        for f in (*self.of(Process), *self.stacks):
+            if f.pid is not None and f.who is not None and f.who.label != f.who.kind:
+                named.setdefault(f.pid, set()).add(f.who)
         first: dict[int, Process] = {}
         clock: dict[int, list[float]] = {}
         ran: set[int] = set()
@@ -188,8 +195,15 @@ class Scene:
                         ticks=max(ticks) - min(ticks) if len(ticks) > 1 else None,
                         ran=p.pid in ran,
                     )
+            known = named.get(p.pid, set())
+            if len(known) == 1 and (p.who is None or p.who.label == p.who.kind):
+                p = replace(p, who=next(iter(known)))
             out.append(p)
         return out
+
+    def engine_of(self, pid: int) -> str:
+        """The role of the engine whose dumps hold this process, "" if none does or it has no role."""
+        return next((e.name for e in self.engines for r in e.ranks.values() for s in r.stacks if s.pid == pid), "")
 
     @cached_property
     def failed_dumps(self) -> list[StackFailed]:
@@ -263,7 +277,7 @@ class Scene:
                 continue
             label = who.label if who.label != who.kind else f"pid {s.pid}"
             family = who.family
-            role = s.role
+            role = s.role or names.role_in_path(s.src.file)
             engine = next((e for e in out if e.family == family and e.name == role and _fits(e, label, s)), None)
             if engine is None:
                 engine = EngineView(role, family)
@@ -272,6 +286,31 @@ class Scene:
         for engine in out:
             engine.missing = self._missing(engine)
         return out
+
+    def only(self, engine: EngineView) -> "Scene":
+        """This scene without what belongs to another engine: whether one stands does not depend on its peer.
+
+        Facts belong by process, or by the role that a label, a batch line or a file's name tells. The rest stays.
+        """
+        others = [e for e in self.engines if e is not engine]
+        if not others:
+            return self
+        own = {s.pid for r in engine.ranks.values() for s in r.stacks}
+        pids = {s.pid for e in others for r in e.ranks.values() for s in r.stacks} - own - {None}
+        roles = {e.name for e in others} - {engine.name, ""} if engine.name else set()
+        facts = [f for f in self.facts if not (getattr(f, "pid", None) in pids or self.role_of(f) in roles)]
+        return Scene(facts, self.files, self.notes)
+
+    def role_of(self, fact: Fact) -> str:
+        """The role of the engine that a fact speaks of, "" if nothing tells."""
+        told = ""
+        if isinstance(fact, Metric):
+            told = fact.labels.get("engine_type", "")
+        elif isinstance(fact, Stack):
+            told = fact.role
+        elif isinstance(fact, Event):
+            told = str(fact.get("role", ""))
+        return told or names.role_in_path(fact.src.file)
 
     def _missing(self, engine: EngineView) -> list[str]:
         """Ranks that exist by label, flag or failed dump and have no dump."""
@@ -298,7 +337,7 @@ class Scene:
 
     def engines_named(self, engine: EngineView) -> set[str]:
         """Roles seen in this bundle for the family of `engine`."""
-        return {s.role for s in self.stacks if s.who and s.who.family == engine.family and s.who.is_rank}
+        return {self.role_of(s) for s in self.stacks if s.who and s.who.family == engine.family and s.who.is_rank}
 
     def _same_shape(self, engine: EngineView, who: Who) -> bool:
         any_rank = next(iter(engine.ranks.values())).who
@@ -403,17 +442,21 @@ class Scene:
     @cached_property
     def counter_deltas(self) -> list[tuple[Metric, float]]:
         """Counters seen in two scrapes, with their change from the first to the last."""
-        by: dict[tuple[str, tuple[tuple[str, str], ...]], list[Metric]] = {}
+        by: dict[object, list[Metric]] = {}
         for m in self.of(Metric):
             if m.name.endswith(("_total", "_count", "_sum")) or ("tokens" in m.name and "usage" not in m.name):
-                by.setdefault((m.name, tuple(sorted(m.labels.items()))), []).append(m)
+                by.setdefault(self.series(m), []).append(m)
         return [(s[-1], abs(s[-1].value - s[0].value)) for s in by.values() if len(s) > 1]
+
+    def series(self, m: Metric) -> object:
+        """What a sample is a reading of. Two engines of a pair may export the same labels, into files of their own."""
+        return m.name, tuple(sorted(m.labels.items())), self.role_of(m)
 
     def _by_engine(self, pattern: str) -> dict[str, list[tuple[Metric, float]]]:
         out: dict[str, list[tuple[Metric, float]]] = {}
         for m, d in self.counter_deltas:
             if re.search(pattern, m.name):
-                out.setdefault(m.labels.get("engine_type", "") + m.labels.get("engine", ""), []).append((m, d))
+                out.setdefault(self.role_of(m) + m.labels.get("engine", ""), []).append((m, d))
         return out
 
     @cached_property
@@ -455,10 +498,10 @@ class Scene:
         return (running if running is not None else -1.0, waiting if waiting is not None else -1.0)
 
     def _gauge(self, pattern: str) -> float | None:
-        last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        last: dict[object, float] = {}
         for m in self.of(Metric):
             if re.search(pattern, m.name):
-                last[m.name, tuple(sorted(m.labels.items()))] = m.value
+                last[self.series(m)] = m.value
         return max(last.values(), default=None)
 
     def gauge(self, pattern: str) -> float | None:

@@ -45,8 +45,10 @@ def sure(scene: Scene, engine: EngineView | None = None) -> str:
     """Shown if something besides stacks says that the engine stands still (`Scene.stalls`), else likely.
 
     Dumps of several ranks are not simultaneous: a live loop can look desynchronised in one round, even in two, and a
-    probe that fails beside them may be overload.
+    probe that fails beside them may be overload. What the other engine of a pair does says nothing about this one.
     """
+    if engine is not None:
+        scene = scene.only(engine)
     if scene.live:
         return LIKELY
     if engine is not None and any(r.moving for r in engine.ranks.values()):

@@ -20,7 +20,7 @@ def same_place(scene: Scene) -> list[Finding]:
     for engine in scene.engines:
         ranks = list(engine.ranks.values())
         kinds = {r.at.kind for r in ranks}
-        if len(ranks) < 2 or len(kinds) > 1 or any(r.moving for r in ranks) or scene.live:
+        if len(ranks) < 2 or len(kinds) > 1 or any(r.moving for r in ranks) or scene.only(engine).live:
             continue
         kind = next(iter(kinds))
         if kind not in ("collective", "p2p", "lock", *DEVICE) or (kind == "lock" and not scene.stalls):

@@ -167,13 +167,15 @@ def processes_gone(scene: Scene) -> Finding | None:
             next_checks=["its exit code, dmesg, who stopped it"],
         )
     if stopped:
+        engines = sorted({scene.engine_of(p.pid) for p in stopped} - {""})
         return finding(
             "MISSING_PARTICIPANT",
             SHOWN,
-            f"{labels_of(stopped)} is stopped (state T): signalled, traced or frozen; its peers wait for it.",
+            f"{labels_of(stopped)}{f' of {engines[0]}' if len(engines) == 1 else ''} is stopped (state T): signalled, traced or frozen; its peers wait for it.",
             [*stopped],
-            ranks=places(r for g in scene.engines for r in g.ranks.values()),
-            missing=[p.who.label for p in stopped if p.who],
+            engine=engines[0] if len(engines) == 1 else "",
+            ranks=places(r for g in scene.engines if g.name in engines or not engines for r in g.ranks.values()),
+            missing=list(dict.fromkeys(p.who.label for p in stopped if p.who)),
             mechanism="a stopped process takes part in nothing",
             next_checks=["who stopped it: a debugger, SIGSTOP, a cgroup freezer? SIGCONT lets it go on"],
         )
@@ -184,8 +186,9 @@ _KILLED = frozenset({-9, -15, 137, 143})  # SIGKILL and SIGTERM come from outsid
 
 
 def labels_of(processes: list[Process]) -> str:
-    """`TP1`, or the pid where the title does not tell."""
-    return ", ".join(p.who.label if p.who else f"pid {p.pid}" for p in processes[:8])
+    """`TP1`, or the pid where the title does not tell; a process that was read several times once."""
+    last = {p.pid: p.who.label if p.who else f"pid {p.pid}" for p in processes}
+    return ", ".join(list(last.values())[:8])
 
 
 @rule(7, "HEALTH_FALSE_OK_ENGINE_DEAD", "the engine core reported its own death and the API answers on")

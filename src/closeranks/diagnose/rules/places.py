@@ -28,9 +28,9 @@ from closeranks.diagnose.verdict import LIKELY, SHOWN, UNDETERMINED, Finding
 )
 def different_places(scene: Scene) -> list[Finding]:
     out: list[Finding] = []
-    if scene.live:  # dumps of ranks are not simultaneous: a loop that turns can look like this
-        return out
     for engine in scene.engines:
+        if scene.only(engine).live:  # dumps of ranks are not simultaneous: a loop that turns can look like this
+            continue
         for ranks in _groups(engine):
             found = _compare(scene, engine, ranks)
             if found is not None:
@@ -122,6 +122,7 @@ def _desync(
     passed = bool(head) and _sized_by_rank(where) and not scene.collectives
     certainty = LIKELY if same_op or passed else sure(scene, engine)
     quiet = scene.silence(engine.name)
+    own = scene.only(engine)
     return finding(
         "DESYNC_SAME_OP_SHAPE_OR_SEQ" if same_op else "DESYNC_DIFFERENT_COLLECTIVE",
         certainty,
@@ -131,7 +132,7 @@ def _desync(
             *(r.stacks[-1] for r in ranks[:2]),
             *trigger[:3],
             quiet[0] if quiet else None,
-            *scene.stalls[:1],
+            *own.stalls[:1],
         ],
         engine=engine.name,
         ranks=places(ranks),
@@ -144,7 +145,7 @@ def _desync(
             else ""
         ),
         trigger=f"likely: {trigger[0].says()} ({trigger[0].src})" if trigger else "",
-        shown=stall_words(scene, engine.name),
+        shown=stall_words(own, engine.name),
         likely=(["the frame where ranks stand can be one or more collectives after the real divergence"])
         + (
             [

@@ -90,11 +90,11 @@ def _queues(scene: Scene) -> list[list[tuple[Fact, float, str]]]:
     for m in scene.of(Metric):
         if pattern.search(m.name) and m.labels.get("stage") != "completed_waiting":
             name = m.name.split(":")[-1]
-            seen.setdefault((name, str(sorted(m.labels.items()))), []).append((m, m.value, name))
+            seen.setdefault(scene.series(m), []).append((m, m.value, name))
     for e in scene.events("load"):
         for key, n in e.data.items():
             if pattern.search(key) and isinstance(n, int | float):
-                seen.setdefault((key, e.get("dp_rank")), []).append((e, float(n), key))
+                seen.setdefault((key, e.get("dp_rank"), scene.role_of(e)), []).append((e, float(n), key))
     return list(seen.values())
 
 
