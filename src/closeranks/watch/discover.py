@@ -304,7 +304,7 @@ class Finder:
         if not self._pids and not self._ports:
             return True
         port = engine.url.rpartition(":")[2] if engine.url else ""
-        return any(p.pid in self._pids for p in engine.procs) or (port.isdigit() and int(port) in self._ports)
+        return any({p.pid, p.ppid} & self._pids for p in engine.procs) or (port.isdigit() and int(port) in self._ports)
 
     def _complete(self, engine: EngineSeen) -> EngineSeen:
         head = engine.launcher or next((p for p in engine.procs if p.role == "leader"), None)

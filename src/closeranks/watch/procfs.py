@@ -140,19 +140,6 @@ def main_thread(pid: int) -> MainThread | None:
     )
 
 
-def other_threads(pid: int) -> int | None:
-    """Context switches summed over all threads but the main one; None when the process is gone."""
-    total = 0
-    try:
-        tasks = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return None
-    for task in tasks:
-        if task != str(pid) and (counts := _SWITCHES.search(read(f"/proc/{pid}/task/{task}/status"))):
-            total += int(counts[1]) + int(counts[2])
-    return total
-
-
 def listening(pid: int) -> dict[int, str]:
     """Ports on which a process listens (TCP), each with an address that reaches it. Needs its /proc/PID/fd."""
     inodes = set()

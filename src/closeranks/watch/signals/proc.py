@@ -11,7 +11,7 @@ from closeranks.watch.snapshot import Signal as SignalName
 
 
 class ProcSignal:
-    """Key: `engine/label`. Of engines under suspicion also the switches of all other threads."""
+    """Key: `engine/label`."""
 
     name: SignalName = "proc"
     every_s = 1.0
@@ -19,25 +19,25 @@ class ProcSignal:
 
     async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
         """In a thread: reading /proc of a process in trouble may hang."""
-        return await asyncio.to_thread(self.read_now, engines, urgent)
+        return await asyncio.to_thread(self.read_now, engines)
 
-    def read_now(self, engines: Sequence[EngineSeen], urgent: frozenset[str] = frozenset()) -> Readings:
+    def read_now(self, engines: Sequence[EngineSeen]) -> Readings:
         """The reading itself; blocking."""
         found: Readings = {}
         for engine in engines:
             for proc in (p for p in engine.procs if p.role != "helper"):
-                found[f"{engine.name}/{proc.label}"] = one(proc, engine.name in urgent)
+                found[f"{engine.name}/{proc.label}"] = one(proc)
         return found
 
 
-def one(proc: Proc, deep: bool = False) -> Values | Blind:
-    """Values of one process: `at, pid, start, state, switches, ticks, all_ticks, threads, wchan, frozen` (and `others`
-    if `deep`). State `X`: it is gone, or its pid is somebody else's by now."""
+def one(proc: Proc) -> Values | Blind:
+    """Values of one process: `at, pid, start, state, switches, ticks, all_ticks, threads, wchan, frozen`.
+    State `X`: it is gone, or its pid is somebody else's by now."""
     at = time.monotonic()
     main = procfs.main_thread(proc.pid)
     if main is None or main.start_time != proc.start_time:
         return {"at": at, "pid": float(proc.pid), "start": float(proc.start_time), "state": "X"}
-    values: dict[str, float | str | bool] = {
+    return {
         "at": at,
         "pid": float(main.pid),
         "start": float(main.start_time),
@@ -49,8 +49,3 @@ def one(proc: Proc, deep: bool = False) -> Values | Blind:
         "wchan": main.wchan,
         "frozen": main.frozen,
     }
-    if deep and main.state not in "ZX":
-        others = procfs.other_threads(proc.pid)
-        if others is not None:
-            values["others"] = float(others)
-    return values
