@@ -21,6 +21,8 @@ class Engine:
         self.faults: list[str] = []
         self.patience = 7.0
         """Seconds after which a rank that hangs must have been noticed."""
+        self.late: dict[str, tuple[str, Any]] = {}
+        """Kind of message -> the last one of a peer, which may come to the next life, too."""
         self.epoch = 0
         self.life: Life
         self.start()
@@ -39,6 +41,9 @@ class Engine:
         self.life = Life(self, self.epoch, instance)
         self.network.lives[instance] = self.life
         self.network.identities[self.life.identity] = self.life
+        for link, message in self.late.values() if self.network.restless else ():
+            self.world.after(self.world.random.random() * 0.5, self.life.hear_peer, link, message)
+        self.late.clear()
 
     def kill(self) -> None:
         """End every process of the engine; the next epoch starts when all are reaped."""

@@ -71,7 +71,7 @@ EPOCH_EVENTS = [
 def epoch(state: str, event: str) -> str:
     if state == "starting" and event in ("report", "sent", "checked", "dropped", "progress", "compiled"):
         return "answers the leader, which has said nothing yet"
-    if state == "starting" and event in ("arrived", "quiet"):
+    if state == "starting" and event == "arrived":
         return "comes over a link that decode dials once it is ready"
     if state in ("ready", "draining") and event == "joined":
         return "ready when the last rank has joined; each joins once"

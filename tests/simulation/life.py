@@ -49,7 +49,7 @@ class Life:
         """Draining since; leaves when nothing is open, at the latest then."""
         random = self.world.random
         self.offset, self.rate = random.random() * 1000.0, random.choice([0.99, 1.0, 1.0, 1.01])
-        self.pace = random.choice([1.0, 1.0, 4.0, 8.0])
+        self.pace = random.choice([1.0, 1.0, 1.0, 4.0, 8.0])
         """How slow its ranks are."""
         config = engine.config(epoch, instance)
         self.leader = Leader(config)

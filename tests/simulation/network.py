@@ -62,6 +62,8 @@ class Network:
     def echo(self, life: Life, link: str, message: Any) -> None:
         """A message that names a room is said again when the room has come further."""
         world, room = self.world, getattr(message, "room", None)
+        if room is not None and life.engine.role == "prefill":
+            life.engine.late[type(message).__name__] = (link, message)
         if room is not None and self.restless and world.random.random() < world.weather.echo:
             life.ambush.lay(room, life.hear_peer, link, message)
 

@@ -51,7 +51,7 @@ class Run:
                 "bad_share_limit": 10,
                 "tombstones": 2000,
                 "transfer_deadline_s": 6.0,
-                "promise_s": random.choice([3.0, 10.0]),
+                "promise_s": random.choice([1.0, 3.0]),
                 "max_waiting": random.choice([8, 64, 1000]),
             }
             return {**values, **more}
@@ -127,7 +127,7 @@ class Run:
             prompt, new = prompt[: len(prompt) // 2 + 1], new // 2 + 1
         stops = [random.randrange(97) for _ in range(random.choice([0, 0, 3, 10]))]
         client = Client(self.gateway, number, prompt, new, stops)
-        low, high = random.choice([(0.02, 0.5), (0.3, 3.0), (0.1, 30.0), (0.1, 30.0), (30.0, 30.0), (30.0, 30.0)])
+        low, high = random.choice([(0.02, 3.0), (0.1, 30.0), (0.1, 30.0), (30.0, 30.0), (30.0, 30.0)])
         client.deadline += low * (high / low) ** random.random() if not self.world.calm else 30.0
         client.alone = random.random() < weather.lone
         if random.random() < weather.grammars:
@@ -148,7 +148,7 @@ class Run:
             self.to_come = random.sample(WEATHERS, len(WEATHERS))
             if self.rounds:
                 others = random.sample(WEATHERS, len(WEATHERS))
-                self.to_come = [a if a is b else mixed(a, b) for a, b in zip(self.to_come, others)]
+                self.to_come = [mixed(a, b) if random.random() < 0.5 else a for a, b in zip(self.to_come, others)]
             self.rounds += 1
         weather = self.to_come.pop()
         if not world.calm and self.chosen(f"weather: {weather.name}"):
@@ -203,6 +203,8 @@ class Run:
         for engine in self.network.engines.values():
             leader = engine.life.leader
             if not engine.life.alive or leader.state != "ready" or leader.rooms.open or leader.rooms.closing:
+                return False
+            if any(link.fence for link in leader.peers.links.values()):
                 return False
             if leader.handover.transfers or any(gone.rooms for gone in leader.peers.gone.values()):
                 return False

@@ -77,7 +77,8 @@ def strike(run: Any, life: Any) -> None:
             by_state.setdefault(state_of(request), []).append(request)
     if not by_state:
         return
-    requests = sorted(by_state[random.choice(sorted(by_state))], key=lambda x: x.deadline)
+    state = "spoke" if "spoke" in by_state and random.random() < 0.7 else random.choice(sorted(by_state))
+    requests = sorted(by_state[state], key=lambda x: x.deadline)
     request = random.choice(requests)
     room = RoomId(request.id, request.generation)
     engine = run.network.engines[request.pair.decode if random.random() < 0.8 else request.pair.prefill]

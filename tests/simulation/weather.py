@@ -53,7 +53,7 @@ class Weather:
     """Trouble (see `trouble.py`) -> times a second."""
 
 
-ALWAYS = {"strike": 1.0, "short": 0.05, "digest": 0.03, "hang": 0.02, "version": 0.02, "kill_prefill": 0.03}
+ALWAYS = {"strike": 3.0, "short": 0.05, "digest": 0.03, "hang": 0.02, "version": 0.02, "kill_prefill": 0.03}
 """Troubles that come in every weather."""
 FAIR = Weather("fair", failing=0.0, sticking=0.0, damage=0.0)
 WEATHERS = [
@@ -82,7 +82,7 @@ WEATHERS = [
         loss=0.2,
         troubles={"kill": 0.8, "raise": 1.0, "cut_gateway": 0.4, "hang": 0.2},
     ),
-    Weather("other versions", careless=True, troubles={"version": 1.0, "unlike": 0.2, "broken": 0.2, "kill": 0.2}),
+    Weather("other versions", careless=True, troubles={"version": 0.5, "unlike": 0.2, "broken": 0.2, "kill": 0.2}),
     Weather("drains", troubles={"drain": 2.0, "raise": 0.6, "kill": 0.2}, gap_s=0.03, aborts=0.4),
     Weather("lone requests", lone=0.4, gap_s=0.03, aborts=0.3),
     Weather("poison", poison=0.05, slow=0.3),
