@@ -187,7 +187,7 @@ class Scheduler:
         plan = Plan(step.n, rows, [], sends, checks, self.meet, self.drop, begins, tables, samplers)
         if self.meet or self.drop:
             leader.peers.issued(step.n, self.meet, self.drop)
-            self.meet, self.drop = [], []
+        self.meet, self.drop = [], []  # also empty ones: the plan holds them, and what comes later is not its own
         leader.out.append(plan)
         if short:  # after the plan: its rows may be those of the victim
             self.relieve(short)
