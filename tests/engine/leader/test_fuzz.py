@@ -12,6 +12,7 @@ from closeranks.protocol import (
     Attach,
     Beat,
     Checked,
+    Compiled,
     Drain,
     Dropped,
     End,
@@ -42,7 +43,7 @@ class Fuzz:
         self.acts: list[Callable[[], None]] = [
             self.submit, self.submit, self.abort, self.answer, self.answer, self.answer, self.time, self.hello,
             self.grant, self.arrived, self.end, self.quiet, self.beat, self.sent, self.checked, self.dropped,
-            self.progress,
+            self.progress, self.compiled,
         ]  # fmt: skip
 
     def room(self) -> RoomId:
@@ -73,8 +74,9 @@ class Fuzz:
         new = self.random.choice([1, 2, 9, 300])
         deadline = self.random.choice([0.5, 30.0, 60.0])
         alone = self.random.random() < 0.2
+        sampling = Sampling(grammar=self.random.choice(["", "", "", "ebnf:a", "ebnf:b", "ebnf:("]))
         self.engine.gateway(
-            Submit(self.room(), "r", tokens, length, new, Sampling(), [1], deadline, peer, alone),
+            Submit(self.room(), "r", tokens, length, new, sampling, [1], deadline, peer, alone),
             self.random.choice(["g", "h"]),
         )
 
@@ -131,6 +133,24 @@ class Fuzz:
     def progress(self) -> None:
         self.engine.rank(Progress(self.epoch(), self.rank(), self.number(), self.number()))
 
+    def compiled(self) -> None:
+        number = self.random.choice([*self.engine.desk.grammars.numbers, self.number()])
+        self.engine.ended.clear()
+        self.engine.rank(Compiled(self.epoch(), self.rank(), number, self.random.choice(["", "", "bad"]), 1 << 26))
+
+    def check_grammars(self) -> None:
+        """Every entry of the book is counted once at its grammar, and no row began with one that is not there."""
+        book, grammars = self.engine.desk.book, self.engine.desk.grammars
+        used = [entry.grammar for entry in book.entries.values() if entry.grammar is not None]
+        for grammar in grammars.numbers.values():
+            assert grammar.users == sum(other is grammar for other in used)
+            assert grammars.known[grammar.text] is grammar
+        for room in self.engine.leader.rooms.open.values():
+            grammar = book.entries[room.id].grammar if room.id in book.entries else None
+            if room.slot >= 0 and grammar is not None:
+                assert not grammar.pending
+                assert not grammar.error
+
 
 @pytest.mark.parametrize("role", ["both", "prefill", "decode"])
 @pytest.mark.parametrize("block", range(4))
@@ -144,6 +164,7 @@ def test_nothing_raises_and_pages_are_conserved(role: str, block: int) -> None:
                 trace.append(act.__name__)
                 act()
                 invariants.after_event(fuzz.engine.leader, 0)
+                fuzz.check_grammars()
                 if fuzz.engine.faults:
                     break
             if fuzz.random.random() < 0.3:

@@ -95,10 +95,8 @@ class Book:
 
     def uses(self, room: RoomId, grammar: Grammar) -> None:
         """The room's rows begin with this grammar."""
-        entry = self.entries[room]
-        if entry.grammar is None:
-            entry.grammar = grammar
-            grammar.users += 1
+        self.entries[room].grammar = grammar
+        grammar.users += 1
 
     def issued(self, plan: Plan) -> None:
         """A step goes out: remember whose tokens its report will bring."""

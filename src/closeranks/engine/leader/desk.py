@@ -153,6 +153,7 @@ class Desk:
     def submit(self, now: float, gateway: str, message: Submit) -> None:
         flaw, hashes, form = "", list[bytes](), 0
         text = message.sampling.grammar
+        fresh = message.room not in self.book.entries  # a double may say anything: what came first counts
         length = len(message.tokens)
         if not 0 < message.deadline_s < math.inf:
             flaw = f"deadline_s is {message.deadline_s}"
@@ -163,7 +164,7 @@ class Desk:
                 hashes = self.book.submit(message, gateway)
             except OverflowError:
                 flaw = "a token id is negative or beyond 32 bits"
-        if not flaw and text and self.leader.state == "ready":
+        if fresh and not flaw and text and self.leader.state == "ready":
             grammar = self.grammars.ask(text, now)
             flaw, form = grammar.error, grammar.number if grammar.pending else 0
             self.book.uses(message.room, grammar)
