@@ -4,12 +4,14 @@ import argparse
 import asyncio
 import getpass
 import json
+import logging
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 
 import msgspec
+import structlog
 
 from closeranks.cli import _recover
 from closeranks.cli._settings import SettingsError, add_flags, gather, options
@@ -44,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 recovered or shown, 1 failed or refused, 2 usage, 3 no such engine, stopped, or another process acts."""
+    structlog.configure(  # the steps are printed; what is logged beside them goes to standard error
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
     try:
         show = (lambda shown: None) if args.json else _recover.show_step
         recovery = _recover.recovery_of(args, gather(args, _OPTIONS), show)
