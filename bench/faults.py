@@ -35,7 +35,7 @@ POISON = 499
 """A token that no other prompt has."""
 
 
-LATE = ("transfer.start:late,engine=prefill,rank=0,after=12,seconds=2",)
+LATE = ("transfer.start:late,engine=prefill,rank=0,after=12,seconds=1",)
 """The failure ends the room at once, its bytes land in its pages later."""
 
 
@@ -152,7 +152,7 @@ def rows() -> list[Row]:
         Row("transfer sticks", RESUMES, (f"transfer.start:stick,{transfer}",)),
         Row("transfer sticks for 3 s", RIDES, (f"transfer.start:stick,{transfer},seconds=3",)),
         Row("transfer fails", RESUMES, (f"transfer.start:fail,{transfer}",)),
-        Row("transfer fails, is written 2 s later", RESUMES, LATE),
+        Row("transfer fails, is written 1 s later", RESUMES, LATE),
         Row("prefill rank killed while decode rank stands 2 s", RESUMES, strike=kill_prefill_while_decode_stands),
         Row("corrupted page", RESUMES, ("rank.arrived:corrupt,engine=decode,rank=0,after=12",)),
         Row("control messages lost: Grant", RIDES, ("peer.send:drop,message=Grant,after=10,times=3",)),

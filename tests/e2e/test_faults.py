@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import faults as table
+from tests.e2e import memory
 from tests.e2e.drill import ENDS, RESUMES, RIDES, Seen, as_wanted, expectations
 from tests.e2e.reference import Expected, Reference
 
@@ -66,6 +67,15 @@ def test_a_full_disk_is_ridden_through(tiny_model: Path, expected: Sequence[Expe
     row = ROWS["disk full"]
     assert row.wanted == RIDES
     assert not drill(row, tiny_model, expected, poison).incidents
+
+
+@pytest.mark.skipif(not memory.possible(), reason="needs a memory cgroup of its own")
+def test_a_rank_that_the_kernel_kills_for_its_memory_is_replaced(
+    tiny_model: Path, expected: Sequence[Expected], poison: Expected
+) -> None:
+    row = ROWS["memory pressure, the kernel kills a decode rank"]
+    assert row.wanted == RESUMES
+    assert len(drill(row, tiny_model, expected, poison).incidents) == 1
 
 
 def test_a_request_that_crashes_ranks_ends_alone_with_an_error_that_names_it(
