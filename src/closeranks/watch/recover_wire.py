@@ -24,6 +24,11 @@ PREFIX = "closeranks-check-"
 PROMPT = "The capital of France is"
 ANSWER_BYTES = 1 << 20
 LOOK_S = 0.5
+ROUTER_S = 10.0
+HEALTH_S = 25.0
+"""SGLang's own probe gives up after 20 s."""
+ASIDE_S = 2.0
+"""For questions on the side: a version, the end of our own request. Without an answer recovery goes on."""
 
 
 class StepFailed(RuntimeError):
@@ -98,10 +103,10 @@ class Wire:
             await self._session.close()
 
     async def version(self, one: Endpoint) -> str:
-        """The engine's own word for its version; empty if it does not say within 2 s."""
+        """The engine's own word for its version; empty if it does not say in time."""
         for path in ("/version",) if one.kind == "vllm" else ("/server_info", "/get_server_info"):
             try:
-                said = (await self._call("GET", one.url + path, 2.0, headers=one.headers)).json()
+                said = (await self._call("GET", one.url + path, ASIDE_S, headers=one.headers)).json()
             except StepFailed:
                 continue
             if isinstance(said, dict) and isinstance(said.get("version"), str):
@@ -117,7 +122,7 @@ class Wire:
             return f"the router does not list {one.url}"
         worker = str(known.get("id") or one.url)
         answer = await self._call(
-            "DELETE", f"{self.router}/workers/{quote(worker, safe='')}", 10.0, headers=self._router_headers
+            "DELETE", f"{self.router}/workers/{quote(worker, safe='')}", ROUTER_S, headers=self._router_headers
         )
         if answer.status >= 300:
             raise StepFailed(f"the router did not take {one.name} out: {answer.status}")
@@ -141,7 +146,7 @@ class Wire:
             if one.key:
                 wanted["api_key"] = one.key
             answer = await self._call(
-                "POST", f"{self.router}/workers", 10.0, json_body=wanted, headers=self._router_headers
+                "POST", f"{self.router}/workers", ROUTER_S, json_body=wanted, headers=self._router_headers
             )
             if answer.status >= 300:
                 raise StepFailed(f"the router did not take {one.name} back: {answer.status}")
@@ -155,7 +160,7 @@ class Wire:
             await asyncio.sleep(LOOK_S)
 
     async def _worker(self, one: Endpoint) -> dict[str, Any] | None:
-        answer = await self._call("GET", f"{self.router}/workers", 5.0, headers=self._router_headers)
+        answer = await self._call("GET", f"{self.router}/workers", ROUTER_S, headers=self._router_headers)
         if answer.status != 200:
             raise StepFailed(f"the router has no list of workers ({answer.status} at /workers)")
         listed = answer.json()
@@ -167,7 +172,7 @@ class Wire:
         if one.kind != "sglang":
             return f"{one.kind} has no such request: its own deadlines end them"
         answer = await self._call(
-            "POST", f"{one.url}/abort_request", 5.0, json_body={"rid": "", "abort_all": True}, headers=one.headers
+            "POST", f"{one.url}/abort_request", ROUTER_S, json_body={"rid": "", "abort_all": True}, headers=one.headers
         )
         if answer.status >= 300:
             raise StepFailed(f"{one.name} answered {answer.status} to the abort")
@@ -178,7 +183,7 @@ class Wire:
         if not one.url:
             return False
         try:
-            return (await self._call("GET", f"{one.url}/health", 25.0, headers=one.headers)).status == 200
+            return (await self._call("GET", f"{one.url}/health", HEALTH_S, headers=one.headers)).status == 200
         except StepFailed:
             return False
 
@@ -243,6 +248,8 @@ class Wire:
         try:
             answers = await asyncio.gather(*both)
             said = answers[1].json()
+            if answers[0].status != 200:
+                raise StepFailed(f"prefill answered {answers[0].status}")
             if answers[1].status != 200 or not (isinstance(said, dict) and _tokens_of_generate(said)):
                 raise StepFailed(f"no token came out of decode (status {answers[1].status})")
         except StepFailed:
@@ -255,7 +262,8 @@ class Wire:
     async def _abort_ours(self, ends: Sequence[Endpoint], rid: str) -> None:
         """End our own check request on both sides; engines that do not answer have nothing to lose by it."""
         calls = [
-            self._call("POST", f"{e.url}/abort_request", 2.0, json_body={"rid": rid}, headers=e.headers) for e in ends
+            self._call("POST", f"{e.url}/abort_request", ASIDE_S, json_body={"rid": rid}, headers=e.headers)
+            for e in ends
         ]
         await asyncio.gather(*calls, return_exceptions=True)
 
