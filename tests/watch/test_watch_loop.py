@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import stat
+import threading
 import time
 from pathlib import Path
 
@@ -43,17 +44,20 @@ def test_a_py_spy_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_discovery_that_hangs_does_not_stop_the_looks(tmp_path: Path) -> None:
-    async def go() -> int:
+    release = threading.Event()
+
+    async def go() -> None:
         watch = Watch(Settings(bundle_dir=str(tmp_path), interval=0.2))
-        watch.finder.find = lambda: time.sleep(1.5) or ()  # type: ignore[func-returns-value,method-assign,assignment]
+        watch.finder.find = lambda: release.wait() and ()  # type: ignore[method-assign,assignment,return-value]
         stop = asyncio.Event()
         running = asyncio.create_task(watch.run(stop))
-        await asyncio.sleep(1.0)
+        while watch.looks < 3:
+            await asyncio.sleep(0.05)
+        release.set()
         stop.set()
         await running
-        return watch.looks
 
-    assert asyncio.run(go()) >= 2
+    asyncio.run(go())
 
 
 def test_a_full_disk_costs_the_bundle_and_not_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
