@@ -131,7 +131,7 @@ class Run:
         client.deadline += low * (high / low) ** random.random() if not self.world.calm else 30.0
         client.alone = random.random() < weather.lone
         if random.random() < weather.grammars:
-            client.grammar = random.choice(GRAMMARS)
+            client.grammar = random.choice(GRAMMARS[1:] if self.world.calm else GRAMMARS)
         if random.random() < weather.poison and not self.world.calm:
             client.make_poison(random.choice(POISONS))
         return client

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.simulation.coverage import Coverage, watching_pages
 from tests.simulation.run import Run
@@ -52,7 +53,7 @@ def one(args: argparse.Namespace, seed: int) -> Result:
 
 
 @contextlib.contextmanager
-def pool(jobs: int) -> Iterator[Callable[[Callable[[int], Result], Iterable[int]], Iterable[Result]]]:
+def pool(jobs: int) -> Iterator[Callable[..., Iterable[Any]]]:
     """`map` in this process, or over several."""
     if jobs < 2:
         yield map

@@ -14,7 +14,7 @@ LOST_WORD_S = 4.0
 LOSSY = 0.06
 """With more loss than that it may take any time."""
 BAD_GRAMMAR = "cannot be compiled"
-PASSED_OVER = 16
+PASSED_OVER = 30
 """So many steps may pass over the oldest request before it has pages again."""
 STARVED_S = 1.0
 """So long may running requests be without a step."""

@@ -1,10 +1,14 @@
 """`python -m tests.simulation.breaches [--seeds N] [--only TEXT]`: which seeds find which breach, and how soon."""
 
 import argparse
+import functools
 import statistics
 import sys
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from tests.simulation.breaches import LISTED, found_by
+from tests.simulation.seeds import pool
 
 
 def main() -> int:
@@ -12,13 +16,19 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--only", default="", help="part of a breach's name")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that run seeds")
     parser.add_argument("--table", action="store_true", help="as a table in Markdown")
     args = parser.parse_args()
+    with pool(args.jobs) as run_each:
+        return measure(args, run_each)
+
+
+def measure(args: argparse.Namespace, run_each: Callable[..., Iterable[Any]]) -> int:
     missed = 0
     for name, breach in LISTED.items():
         if args.only not in name:
             continue
-        words = [found_by(name, seed, args.events) for seed in range(1, args.seeds + 1)]
+        words = list(run_each(functools.partial(found_by, name, events=args.events), range(1, args.seeds + 1)))
         hits = [(word, events) for word, events in words if word]
         missed += len(hits) < 0.9 * args.seeds
         middle = round(statistics.median(events for _, events in hits)) if hits else 0
