@@ -70,13 +70,13 @@ def test_a_changed_decision_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def other(self: Leader, step: object) -> None:
         settle(self, step)  # type: ignore[arg-type]
-        if self.steps.last == 150:
-            self.scheduler.chunk = 1
+        if self.steps.last >= 100:
+            self.scheduler.slots.reverse()  # matters to engines of any role
 
     monkeypatch.setattr(Leader, "settle", other)
     found = replay(tmp_path)
     assert found.difference is not None
-    assert found.steps >= 150
+    assert found.steps >= 100
     assert cli.main(["replay", str(tmp_path)]) == 1
 
 
@@ -165,11 +165,14 @@ def test_no_token_ids_in_the_log_unless_asked(tmp_path: Path) -> None:
 def test_a_requests_life_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = simulated(tmp_path, 1)
     ends = run.network.engines[LOGGED].life.witness.ends.values()
-    request = next(x.room for x in ends if x.reason == "length")
-    life = Life(str(request.id))
-    assert replay(tmp_path, life).difference is None
-    words = " / ".join(moment.what for moment in life.close())
-    assert "Submitted" in words
+    words = ""
+    for request in [x.room for x in ends if x.reason == "length"]:
+        life = Life(str(request.id))
+        assert replay(tmp_path, life).difference is None
+        words = " / ".join(moment.what for moment in life.close())
+        assert "Submitted" in words
+        if "rows in steps" in words:
+            break  # one whose only token came from prefill has none here
     assert "rows in steps" in words
     assert cli.main(["replay", str(tmp_path), "--request", f"{request.id:016x}", "--json"]) == 0
     assert cli.main(["replay", str(tmp_path), "--request", "nobody"]) == 1
