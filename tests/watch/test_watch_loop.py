@@ -46,18 +46,22 @@ def test_a_py_spy_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_discovery_that_hangs_does_not_stop_the_looks(tmp_path: Path) -> None:
     release = threading.Event()
 
-    async def go() -> None:
-        watch = Watch(Settings(bundle_dir=str(tmp_path), interval=0.2))
+    async def go() -> int:
+        watch, stop = Watch(Settings(bundle_dir=str(tmp_path), interval=0.2)), asyncio.Event()
         watch.finder.find = lambda: release.wait() and ()  # type: ignore[method-assign,assignment,return-value]
-        stop = asyncio.Event()
-        running = asyncio.create_task(watch.run(stop))
-        while watch.looks < 3:
-            await asyncio.sleep(0.05)
-        release.set()
-        stop.set()
-        await running
+        look = watch.look
 
-    asyncio.run(go())
+        def counted() -> None:
+            look()
+            if watch.looks == 3:
+                release.set()
+                stop.set()
+
+        watch.look = counted  # type: ignore[method-assign]
+        await watch.run(stop)
+        return watch.looks
+
+    assert asyncio.run(go()) == 3
 
 
 def test_a_full_disk_costs_the_bundle_and_not_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +72,7 @@ def test_a_full_disk_costs_the_bundle_and_not_the_verdict(tmp_path: Path, monkey
 
     async def go() -> Incident:
         watch = Watch(Settings(bundle_dir=str(tmp_path)))
+        watch.keeper._judge = verdict.Judge(500)
         try:
             return await watch.keeper.keep(CONFIRMED, watch.snapshot, {NAME: CONFIRMED}, None)
         finally:
