@@ -395,6 +395,20 @@ def test_a_clock_that_jumps_back_lets_nothing_be_done_twice(tmp_path: Path) -> N
     assert world.count() == ONCE
 
 
+def test_engines_that_share_a_container_are_not_ended_one_for_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(self: Double, seen: Seen) -> Target:
+        return Target(name=seen.name, platform="docker", unit="all-in-one", life="1")
+
+    world = World()
+    monkeypatch.setattr(Double, "find", find)
+    outcome = recover(world, tmp_path)
+    assert outcome.status == "refused"
+    assert "all-in-one runs prefill-1 too" in outcome.says
+    assert not world.done
+
+
 def test_a_preview_changes_nothing(tmp_path: Path) -> None:
     world = World()
     preview = asyncio.run(recovery(world, tmp_path / "state").preview(CASE, world.engines()))

@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -271,12 +271,14 @@ class Recovery:
         sides = []
         ends = {engine.name: endpoint_of(engine) for engine in engines}
         versions = await asyncio.gather(*(wire.version(ends[e.name]) for e in engines))
-        for engine, version in zip(engines, versions, strict=True):
+        obstacles: dict[str, str] = {}
+        for engine in engines:
             try:
-                target = await asyncio.to_thread(self._find, engine)
-                targets[engine.name], obstacle = target, target.detail
+                targets[engine.name] = await asyncio.to_thread(self._find, engine)
             except (PlatformError, KeyError) as error:
-                obstacle = str(error)
+                obstacles[engine.name] = str(error)
+        for engine, version in zip(engines, versions, strict=True):
+            obstacle = obstacles.get(engine.name) or _obstacle(targets[engine.name], targets.values())
             if not ends[engine.name].url and engine.kind != "closeranks":
                 obstacle = obstacle or "its HTTP address is not known, so it could not be checked afterwards"
             loop = loops.get(engine.name, "stands" if engine.name in case.blamed else "unknown")
@@ -313,6 +315,7 @@ class Recovery:
             Seen(
                 name=engine.name,
                 processes=_processes(engine),
+                orphaned=engine.launcher is None,
                 unit=choice.unit or unit,
                 command=choice.command,
                 remembered=remembered[1] if remembered else None,
@@ -395,6 +398,14 @@ class Recovery:
         say("recovery step", plan=name, step=number, kind=action.kind, engine=engine, result=event, took_s=shown.took_s,
             says=says)  # fmt: skip
         self._show(shown)
+
+
+def _obstacle(target: Target, everyone: Iterable[Target]) -> str:
+    """Why this target could not be replaced alone, or not at all; empty: it can."""
+    shared = [t.name for t in everyone if target.unit and t.unit == target.unit and t.name != target.name]
+    if shared:
+        return f"{target.unit} runs {', '.join(shared)} too: it cannot be ended alone; say which platform runs each"
+    return target.detail
 
 
 def _processes(engine: EngineSeen) -> tuple[Process, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from closeranks.supervise.platforms import PlatformError, Seen, StillAlive, platform_named, processes
+from closeranks.supervise.platforms import systemd as systemd_module
 from closeranks.supervise.platforms.base import Ran, run
 from closeranks.supervise.platforms.detect import NAMES, from_cgroup, platform_of
 from closeranks.supervise.platforms.docker import Docker
@@ -63,6 +64,18 @@ def test_systemd_leaves_a_later_life_alone() -> None:
     systemd = Systemd(runner=runner)
     assert systemd.end_tree(systemd.find(UNIT), 5) == 0
     assert all(call[1] == "show" for call in runner.calls)
+
+
+def test_a_unit_that_holds_more_than_the_engine_is_not_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner's or a supervisor's own unit: stopping it would end the watch, or engines of others."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        seen = Seen(name="decode", processes=processes.known([process.pid]), unit="runner.service")
+        runner = Recorded(show=[shown("one")])
+        monkeypatch.setattr(systemd_module, "_members", lambda cgroup: [os.getpid(), process.pid, 1])
+        assert "holds other processes" in Systemd(runner=runner).find(seen).detail
+        monkeypatch.setattr(systemd_module, "_members", lambda cgroup: [process.pid])
+        assert not Systemd(runner=runner).find(seen).detail
+        process.kill()
 
 
 def test_systemd_starts_units_that_failed_too_often() -> None:

@@ -162,6 +162,10 @@ def test_a_dead_launcher_is_started_again_from_memory(engine: "subprocess.Popen[
     engine.kill()
     os.waitid(os.P_PID, engine.pid, os.WEXITED | os.WNOWAIT)  # a zombie: its command line reads as empty
     assert "nobody remembers" in Plain().find(seen).detail
+    with subprocess.Popen(["sleep", "600"]) as rank:  # a rank whose command line would start something else
+        left = Seen(name="decode-1", processes=processes.known([rank.pid]), orphaned=True)
+        assert "nobody remembers" in Plain().find(left).detail
+        rank.kill()
     again = Plain().find(Seen(name="decode-1", processes=seen.processes, remembered=remembered))
     assert again.launch == remembered
     assert not again.detail

@@ -65,6 +65,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     processes: tuple[Process, ...]
     """Its processes, the launcher first."""
+    orphaned: bool = False
+    """Its launcher has ended: the first of its processes is not what started the others."""
     unit: str = ""
     """Name of its unit, container or NAMESPACE/POD, where the operator gave it; else read from the cgroup."""
     command: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ class Plain:
             raise PlatformError(f"{seen.name}: none of its processes is there any more")
         launch, detail = seen.remembered, ""
         try:
-            if not processes.lives(seen.processes[0]):
+            if seen.orphaned or not processes.lives(seen.processes[0]):
                 raise PlatformError("the process that started it has ended, and nobody remembers its command line")
             launch = read_launch(seen.processes[0].pid)
         except (OSError, PlatformError) as error:

@@ -5,6 +5,7 @@ cgroup, because a wedged engine would use up `TimeoutStopSec`. No process can le
 that reparented ranks are gone too.
 """
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ class Systemd:
             processes=seen.processes,
             unit=seen.unit,
             life=shown.get("InvocationID", ""),
+            detail=_strangers(seen, shown),
         )
 
     def is_running(self, target: Target) -> bool:
@@ -95,6 +97,19 @@ class Systemd:
         if said.code and not fails:
             raise PlatformError(f"`systemctl {' '.join(words)}` exited with {said.code}: {said.err.strip()}")
         return said
+
+
+def _strangers(seen: Seen, shown: dict[str, str]) -> str:
+    """What a unit holds besides the engine: a supervisor's or a runner's own unit is not the engine's to stop."""
+    own = {p.pid for p in seen.processes}
+    if not own or shown.get("MainPID") in {str(pid) for pid in own}:
+        return ""
+    own |= {p.pid for p in processes.tree(seen.processes)} | processes.ancestors(seen.processes[0].pid)
+    others = sorted(set(_members(shown.get("ControlGroup", ""))) - own)
+    if not others and os.getpid() not in _members(shown.get("ControlGroup", "")):
+        return ""
+    pids = ", ".join(str(pid) for pid in others[:5]) or str(os.getpid())
+    return f"unit {seen.unit} holds other processes than this engine's ({pids}): say which platform runs it"
 
 
 _KILL = ("kill", "--kill-whom=all", "--signal=SIGKILL")
