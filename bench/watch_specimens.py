@@ -26,6 +26,7 @@ from closeranks.lab.specimens import SPECIMENS, SpecimenError, start
 
 LOOKALIKE_S = 30.0
 LIMIT_S = 60.0
+START_S = 300.0
 
 
 @contextlib.contextmanager
@@ -65,16 +66,15 @@ def next_incident(process: "subprocess.Popen[str]", limit_s: float) -> dict[str,
 def one(name: str, folder: Path) -> dict[str, Any] | None:
     """One run of one specimen; None when it did not wedge."""
     specimen = SPECIMENS[name]
-    with (
-        start(name, folder=folder / "specimen") as running,
-        watching([running.helpers["launcher"]], folder / "bundles") as w,
-    ):
-        try:
-            onset = running.wait_onset()
-        except SpecimenError as error:  # its race did not come out as planned: not the watch's doing
-            print(str(error).splitlines()[0], file=sys.stderr)
-            return None
-        found = next_incident(w, LOOKALIKE_S if specimen.healthy else LIMIT_S)
+    try:
+        with contextlib.ExitStack() as stack:
+            running = stack.enter_context(start(name, folder=folder / "specimen", timeout=START_S))
+            watch = stack.enter_context(watching([running.helpers["launcher"]], folder / "bundles"))
+            onset = running.wait_onset(START_S)
+            found = next_incident(watch, LOOKALIKE_S if specimen.healthy else LIMIT_S)
+    except SpecimenError as error:  # it did not start, or its race did not come out as planned: not the watch's doing
+        print(str(error).splitlines()[0], file=sys.stderr)
+        return None
     if found is None:
         return {"confirmed": False}
     accepted = {specimen.verdict_class, *specimen.also}
