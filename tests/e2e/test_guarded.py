@@ -129,3 +129,4 @@ def test_without_tools_the_same_is_no_call_and_no_markup(client: openai.OpenAI, 
     assert not turn["calls"]
     assert "tool_call" not in turn["content"]
     service.assert_no_residue()
+    service.assert_undisturbed()
