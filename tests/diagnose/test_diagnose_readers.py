@@ -159,6 +159,17 @@ def test_two_scrapes_and_kept_labels() -> None:
     assert found[0].labels == {"engine": "0"}
 
 
+@pytest.mark.parametrize("asked", ['"2026-11-29T22:30:38.5+00:00"', "1795991438.5", '"2026-11-29T22:30:38.5"'])
+def test_loads_age_is_that_of_the_snapshot_in_either_form_of_the_outer_time(asked: str) -> None:
+    load = one(
+        f'{{"timestamp": {asked}, "loads": [{{"timestamp": 1795991398.5, "dp_rank": 0, "num_running_reqs": 2}}]}}',
+        Event,
+    )
+    assert (load.get("age"), load.get("num_running_reqs")) == (40.0, 2)
+    odd = one('{"timestamp": "soon", "loads": [{"timestamp": 5, "dp_rank": 0}]}', Event)
+    assert odd.get("age") is None
+
+
 def test_nvidia_smi_forms() -> None:
     rows = [
         f

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from closeranks.diagnose.facts import Event, Fact, Metric, Setting, Src, Value
 from closeranks.diagnose.lines import Line
@@ -73,7 +74,7 @@ class Loads:
         if not isinstance(found, dict) or not isinstance(found.get("loads"), list):
             return None
         out: list[Fact] = []
-        asked = found.get("timestamp")
+        asked = _seconds(found.get("timestamp"))
         for load in found["loads"][:1024]:
             if not isinstance(load, dict):
                 continue
@@ -91,10 +92,23 @@ class Loads:
             stamp = load.get("timestamp")
             if isinstance(stamp, int | float):
                 data["stamp"] = stamp
-                if isinstance(asked, int | float):
+                if asked is not None:
                     data["age"] = asked - stamp
             out.append(Event(src=src, kind="load", data=data))
         return out
+
+
+def _seconds(stamp: object) -> float | None:
+    """Seconds since 1970 of a number, or of ISO 8601, in which SGLang 0.5.23 writes the time of its answer."""
+    if isinstance(stamp, int | float):
+        return float(stamp)
+    if not isinstance(stamp, str):
+        return None
+    try:
+        when = datetime.fromisoformat(stamp[:40])
+    except ValueError:
+        return None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
 class ServerInfo:
