@@ -7,6 +7,7 @@ and it was handed to init. Titles are recognised by the same function as those i
 import json
 import os
 import re
+import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -17,6 +18,8 @@ from closeranks.watch import procfs
 from closeranks.watch.procfs import Row
 from closeranks.watch.snapshot import EngineSeen, Kind, Proc, ProcRole, Role
 
+AGAIN_S = 4.0
+"""An engine that does not listen yet is asked again after so long: the table of sockets can be large."""
 _PYTHON = re.compile(r"^(python|pypy)[\d.]*$")
 _MODULES: dict[str, Kind] = {
     "sglang.launch_server": "sglang",
@@ -290,7 +293,7 @@ class Finder:
         self.table: dict[int, Row] = {}
         self.engines: tuple[EngineSeen, ...] = ()
         self._pids, self._ports = frozenset(wanted_pids), frozenset(wanted_ports)
-        self._fixed: dict[tuple[int, int], EngineSeen] = {}
+        self._fixed: dict[tuple[int, int], tuple[float, EngineSeen]] = {}
 
     def find(self) -> tuple[EngineSeen, ...]:
         """Scan /proc. Blocking, and may hang with a process that does: call it in a thread."""
@@ -310,10 +313,11 @@ class Finder:
         head = engine.launcher or next((p for p in engine.procs if p.role == "leader"), None)
         if head is None:
             return engine
-        fixed = self._fixed.get((head.pid, head.start_time))
-        if fixed is None or fixed.url is None:
+        when, fixed = self._fixed.get((head.pid, head.start_time), (-1e9, engine))
+        now = time.monotonic()
+        if when < 0 or (fixed.url is None and now - when > AGAIN_S):
             fixed = self._read(engine, head)
-            self._fixed[head.pid, head.start_time] = fixed
+            self._fixed[head.pid, head.start_time] = (now, fixed)
         name = fixed.name if engine.kind != "closeranks" else engine.name
         procs = tuple(msgspec.structs.replace(p, engine=name) for p in engine.procs)
         return msgspec.structs.replace(

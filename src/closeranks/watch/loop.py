@@ -30,7 +30,7 @@ from closeranks.watch.signals.proc import ProcSignal
 from closeranks.watch.signals.steps import StepsSignal
 from closeranks.watch.snapshot import Blind, EngineSeen, Snapshot, State
 
-FIND_S = 3.0
+FIND_S = 5.0
 FIND_LIMIT_S = 15.0
 AGAIN_S = 20.0
 """Between two pairs of dumps under one suspicion."""
