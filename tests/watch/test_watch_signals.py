@@ -85,7 +85,17 @@ def test_loads_use_one_clock() -> None:
         b' "disaggregation": {"decode_transfer_queue_reqs": 5}}, {"timestamp": 1000.0, "num_running_reqs": 1}]}'
     )
     assert loads.parse(body) == {"heartbeat": 998.0, "age": 2.5, "running": 3.0, "waiting": 1.0, "transfer": 5.0}
-    for rubbish in (b"", b"[]", b"{}", b'{"loads": []}', b'{"loads": [1], "timestamp": 1}', b'{"loads": "x"}'):
+    iso = body.replace(b'"timestamp": 1000.5', b'"timestamp": "1970-01-01T00:16:40.500000+00:00"')
+    assert loads.parse(iso) == loads.parse(body)
+    for rubbish in (
+        b'{"timestamp": "x", "loads": [{"timestamp": 1}]}',
+        b"",
+        b"[]",
+        b"{}",
+        b'{"loads": []}',
+        b'{"loads": [1], "timestamp": 1}',
+        b'{"loads": "x"}',
+    ):
         assert loads.parse(rubbish) is None
 
 

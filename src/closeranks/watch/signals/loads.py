@@ -7,6 +7,7 @@ to the publishing interval (15 s).
 import asyncio
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ def parse(body: bytes) -> dict[str, float] | None:
         answer: Any = msgspec.json.decode(body)
         loads = answer["loads"]
         beats = [float(load["timestamp"]) for load in loads]
-        found = {"heartbeat": min(beats), "age": float(answer["timestamp"]) - min(beats)}
+        found = {"heartbeat": min(beats), "age": _seconds(answer["timestamp"]) - min(beats)}
         found["running"] = sum(float(load.get("num_running_reqs", 0)) for load in loads)
         found["waiting"] = sum(float(load.get("num_waiting_reqs", 0)) for load in loads)
         for name, field in _QUEUES.items():
@@ -43,6 +44,14 @@ def parse(body: bytes) -> dict[str, float] | None:
     except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
         return None
     return found
+
+
+def _seconds(said: object) -> float:
+    """Epoch seconds of a number or, as SGLang 0.5.23 writes it, an ISO 8601 time (without a zone: UTC)."""
+    if not isinstance(said, str):
+        return float(said)  # type: ignore[arg-type]  # a TypeError is the caller's "not the known form"
+    found = datetime.fromisoformat(said)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 class LoadsSignal:
