@@ -35,11 +35,11 @@ gpu: $(VENV)/.dev
 
 # The leaders, rooms, pages and the gateway's resume code under a simulated network, from seeds.
 sim: $(VENV)/.dev
-	$(BIN)/python -m tests.simulation --seeds 100 --events 100000 --coverage $(ARGS)
+	$(BIN)/python -m tests.simulation --seeds 100 --events 100000 --coverage --jobs $$(nproc) $(ARGS)
 
 # How many of ten seeds find each planted breach.
 sim-breaches: $(VENV)/.dev
-	$(BIN)/python -m tests.simulation.breaches --seeds 10 --table $(ARGS)
+	$(BIN)/python -m tests.simulation.breaches --seeds 10 --table --jobs $$(nproc) $(ARGS)
 
 # Released parsers on the same cases, each installed from its wheel into PEERS (several GB).
 PEERS ?= .peers
