@@ -39,7 +39,9 @@ def test_a_wedge_is_confirmed_bundled_and_named(name: str, tmp_path: Path) -> No
     folder = Path(found.folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["verdict"] == found.verdict.cls
-    assert {"verdict.json", "verdict.html", "verdict.md", "issue.md", "watch.json"} <= {p.name for p in folder.iterdir()}
+    assert {"verdict.json", "verdict.html", "verdict.md", "issue.md", "watch.json"} <= {
+        p.name for p in folder.iterdir()
+    }
     engine = next(p for p in folder.iterdir() if p.is_dir())
     assert list((engine / "round1").iterdir())
     assert list((engine / "round2").iterdir())
