@@ -171,7 +171,8 @@ class Scene:
         `/proc` cuts a name after 15 letters: a row takes the full one that a title or a dump gives its process.
         """
         named: dict[int, set[Who]] = {}
-        for f in (*self.of(Process), *self.stacks):
+        seen: list[Process | Stack] = [*self.of(Process), *self.stacks]
+        for f in seen:
             if f.pid is not None and f.who is not None and f.who.label != f.who.kind:
                 named.setdefault(f.pid, set()).add(f.who)
         first: dict[int, Process] = {}

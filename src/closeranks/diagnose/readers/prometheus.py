@@ -67,13 +67,13 @@ class Loads:
     """`/v1/loads`: only `loads[].timestamp` is a heartbeat; the outer one is the time of the answer."""
 
     NAME = "v1-loads"
-    ABOUT = "/v1/loads answers: queues per data-parallel rank and the age of their snapshot"
+    ABOUT = "/v1/loads answers: queues per data-parallel rank, the age of their snapshot, the version"
 
     def document(self, found: object, src: Src) -> Iterable[Fact] | None:
         """One answer."""
         if not isinstance(found, dict) or not isinstance(found.get("loads"), list):
             return None
-        out: list[Fact] = []
+        out: list[Fact] = _version(found.get("version"), src)
         asked = _seconds(found.get("timestamp"))
         for load in found["loads"][:1024]:
             if not isinstance(load, dict):
@@ -126,10 +126,14 @@ class ServerInfo:
         for key, v in found.items():
             if isinstance(v, str | int | float | bool) and (fact := flag_fact(str(key), str(v), src)):
                 out.append(fact)
-        version = found.get("version")
-        if isinstance(version, str) and re.fullmatch(r"[\w.+-]{1,40}", version):
-            out.append(Setting(src=src, kind="version", name="sglang", value=version))
-        return out
+        return [*out, *_version(found.get("version"), src)]
+
+
+def _version(version: object, src: Src) -> list[Fact]:
+    """SGLang's version, as its endpoints give it."""
+    if isinstance(version, str) and re.fullmatch(r"[\w.+-]{1,40}", version):
+        return [Setting(src=src, kind="version", name="sglang", value=version)]
+    return []
 
 
 LINE_READERS = (Prometheus,)

@@ -210,6 +210,7 @@ class Sglang(SignatureReader):
         Sig("child_crashed", "Rank 0 scheduler is dead", r"(?=.)"),
         Sig("child_crashed", "scheduler is dead. Please check", r"(?:.*?Rank (?P<index>\d+) scheduler)?"),
         Sig("teardown", "SIGQUIT received", r"(?=.)"),
+        Sig("teardown", "Received sigquit from a child process", r"(?=.)"),
         Sig("orphan_output", "the state was deleted in", r"Received output for rid="),
         Sig("abort", "Abort request in waiting queue", r"reason: (?P<reason>waiting timeout|running timeout|[a-z ]{3,30})"),
         Sig("abort", "AbortReq", r"(?=.)"),

@@ -21,11 +21,12 @@ def compiling_rank(scene: Scene) -> Finding | None:
         return finding(
             "NOT_HUNG_SLOW_OR_CAPACITY",
             LIKELY,
-            f"{labels(busy)} compile{'s' if len(busy) == 1 else ''} kernels ({busy[0].at.where}); the others wait for it.",
+            f"{labels(busy)} compile{'s' if len(busy) == 1 else ''} kernels ({busy[0].at.where}){'; the others wait for it' if len(busy) < len(engine.ranks) else ''}.",
             [
                 *(r.stacks[-1] for r in list(engine.ranks.values())[:4]),
                 *scene.events("bar", "jit_session", "compile")[-2:],
             ],
+            stage=43 if scene.has("helper_thread_dead") else None,  # a compilation ends, a dead thread stays dead
             engine=engine_name(engine),
             ranks=places(engine.ranks.values()),
             mechanism="a first use compiles; time-outs measure duration and not progress",
@@ -168,6 +169,8 @@ def start_never_ends(scene: Scene) -> Finding | None:
     steps = scene.events("start_step")
     waits = scene.events("core_wait")
     if scene.has("started") or scene.batches or not (len(waits) >= 2 or steps):
+        return None
+    if scene.has("teardown") and scene.has("rank_exception", "exception", "fatal"):  # it ended, by the launcher's hand
         return None
     last: dict[str, str] = {}
     for e in steps:

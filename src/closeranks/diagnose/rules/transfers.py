@@ -33,7 +33,7 @@ def helper_thread_dead(scene: Scene) -> Finding | None:
         "KV_TRANSFER",
         SHOWN if dead and not scene.gen_after(dead[0].time) else LIKELY,
         f"The transfer backend's {thread} is dead{on}: every later request to it waits for its time-out, the loop lives on.",
-        [*dead[:4], *failures(scene)[:2], *(s for s in scene.stacks[:1] if absent)],
+        [*dead[:4], *failures(scene)[:2], *_dumps_of(scene, absent)],
         ranks={w: f"no {thread}" for w in who},
         trigger="a message the thread did not understand, or an exception in it" if dead else "",
         mechanism="an exception ends the thread and nothing watches it; /health does not use the transfer path",
@@ -43,6 +43,12 @@ def helper_thread_dead(scene: Scene) -> Finding | None:
         next_checks=["py-spy dump: is the thread there on the other ranks?"],
         workaround="restart the prefill engine",
     )
+
+
+def _dumps_of(scene: Scene, labels: list[str]) -> list[Fact]:
+    """The last dumps of these prefill ranks."""
+    ranks = [r for e in scene.engines if e.name == "prefill" for r in e.ranks.values()]
+    return [r.stacks[-1] for r in ranks if r.label in labels]
 
 
 def _without_threads(scene: Scene) -> list[str]:
