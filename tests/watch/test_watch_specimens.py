@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 
 import pytest
 
 from closeranks.lab.specimens import SPECIMENS, start
+from closeranks.watch.incident import Incident
 from closeranks.watch.loop import Watch
 from closeranks.watch.settings import Settings
 
@@ -19,12 +19,13 @@ LIMIT_S = 180.0
 async def watched(pid: int, bundles: Path, until_s: float) -> Watch:
     """Watch the engine of a process until its incident is over, or for `until_s` seconds."""
     watch, stop = Watch(Settings(pid=(pid,), bundle_dir=str(bundles))), asyncio.Event()
-    running = asyncio.create_task(watch.run(stop))
-    deadline = time.monotonic() + until_s
-    while time.monotonic() < deadline and not watch.incidents:
-        await asyncio.sleep(0.2)
-    stop.set()
-    await running
+
+    async def over(found: Incident) -> None:
+        stop.set()
+
+    watch.on_incident = over
+    asyncio.get_running_loop().call_later(until_s, stop.set)
+    await watch.run(stop)
     return watch
 
 
