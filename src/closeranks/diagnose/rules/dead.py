@@ -112,7 +112,7 @@ def _absent_ranks(scene: Scene) -> list[str]:
 )
 def processes_gone(scene: Scene) -> Finding | None:
     zombies = [p for p in scene.processes if p.state.startswith("Z")]
-    stopped = [p for p in scene.processes if p.state[:1] in ("T", "t") and p.who and p.who.is_rank]
+    stopped = [p for p in scene.processes if p.who and p.who.is_rank and _stays_stopped(scene, p.pid)]
     cores = [p for p in zombies if p.who and p.who.kind == "engine_core"]
     ok = [e for e in scene.events("http") if e.get("status") == 200]
     if cores:
@@ -180,6 +180,12 @@ def processes_gone(scene: Scene) -> Finding | None:
             next_checks=["who stopped it: a debugger, SIGSTOP, a cgroup freezer? SIGCONT lets it go on"],
         )
     return None
+
+
+def _stays_stopped(scene: Scene, pid: int) -> bool:
+    """Whether every reading finds this process stopped. One that is only traced (t) may just be read by a py-spy."""
+    states = [p.state[:1] for p in scene.processes if p.pid == pid]
+    return all(s in "Tt" and s for s in states) and ("T" in states or len(states) > 1)
 
 
 _KILLED = frozenset({-9, -15, 137, 143})  # SIGKILL and SIGTERM come from outside: the kernel, an operator, a supervisor
