@@ -626,6 +626,21 @@ two = [
 ]
 C.append(("two-vllm-with-the-same-labels", two, ("UNDETERMINED", "KV_TRANSFER*", "SYMMETRIC_WAIT*")))
 
+LEAVING = ("_shutdown (threading.py:1590)", "BaseProcess._bootstrap (multiprocessing/process.py:332)")
+RAISED = """[2026-11-20 22:33:30 TP0] Decode batch, #running-req: 36, #token: 18432, token usage: 0.01, gen throughput (token/s): 1627.20, #queue-req: 0
+[2026-11-20 22:33:31 TP2] Scheduler hit an exception: Traceback (most recent call last):
+  File "scheduler.py", line 259, in run_scheduler_process
+    scheduler.event_loop_normal_disagg_decode()
+ValueError: token id 151936 is outside the vocabulary
+"""
+FORWARD = REDUCE + (
+    "tensor_model_parallel_all_reduce (sglang/srt/layers/model.py:45)",
+    "forward (sglang/srt/layers/model.py:38)",
+)
+LEFT = "".join(dump(S + str(i), FORWARD + LOOP_DECODE, pid=30 + i) for i in range(2)) + dump(S + "2", LEAVING, pid=32)
+# A rank whose interpreter shuts down after an error is no rank that merely stays away from a collective.
+C.append(("left-after-an-error", [("s.txt", LEFT), ("engine.log", RAISED)], ("CRASH_LOOKS_LIKE_HANG",)))
+
 
 @pytest.mark.parametrize(("name", "evidence", "allowed"), C, ids=[c[0] for c in C])
 def test_look_alike(name: str, evidence: list[tuple[str, str]], allowed: tuple[str, ...]) -> None:

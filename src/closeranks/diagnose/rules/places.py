@@ -76,6 +76,8 @@ def _compare(scene: Scene, engine: EngineView, ranks: list[RankView]) -> Finding
     kinds = {r.at.kind for r in elsewhere}
     if kinds <= {"blocking_io", "compile", "unknown", "gil", "nccl_internal", "module_load", "implicit_sync"}:
         return None
+    if kinds == {"exiting"} and scene.has("exception", "rank_exception", "fatal", "child_crashed"):
+        return None  # their interpreters shut down after an error in the log: a crash, which has a rule of its own
     if site == "loop_head":
         return _late_for_the_loop(scene, engine, ranks, waiting, elsewhere)
     if kinds <= {"device_wait", "device_launch", "kernel_call"} and site == "forward":
