@@ -64,7 +64,9 @@ def idle(scene: Scene) -> Finding | None:
         if e.get("function") in ("sched_yield", "acquire_read", "recv_requests", "recv_pyobj", "poll", "dequeue")
     ]
     top = bool(rows) and (rows[0].num("own") or 0) >= 10
-    looks = (bool(rest) and len(rest) + len(waits) == len(ranks)) or (not ranks and top)
+    # A dump may find the entry rank, too, in its own broadcast: counters then say whether the loop turns.
+    polls = bool(rest) or (bool(ranks) and all(scene.only(e).live for e in scene.engines))
+    looks = (polls and len(rest) + len(waits) == len(ranks)) or (not ranks and top)
     if not looks or running > 0 or waiting > 0:
         return None
     if _unfinished(scene) or (not health.gauged(scene) and any(b.num("gen") for b in scene.batches[-1:])):
