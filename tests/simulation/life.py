@@ -197,6 +197,8 @@ class Life:
         if self.dying:
             raise Violation(f"{self.engine.name} says {message} after its fault")
         self.witness.said(message)
+        if not self.poisoned:  # before it is heard: some words arrive at once
+            self.engine.network.unlucky.update(ended.room.id for ended in message.ended if ended.charged)
         self.engine.network.to_gateway(self.engine, gateway, message)
 
     def say_status(self, gateway: str) -> None:
@@ -218,8 +220,6 @@ class Life:
         if self.world.calm:
             raise Violation(f"{self.engine.name}: fault {fault.name} without a cause: {fault.detail}")
         self.dying = True
-        if not self.poisoned:
-            self.engine.network.unlucky.update(room.id for room in fault.charged)
         random = self.world.random
         if random.random() < 0.2:
             self.world.after(0.0, self.hear_gateway, "operator", Drain())
