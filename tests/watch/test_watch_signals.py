@@ -247,7 +247,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def served(routes: dict[str, Handler]) -> tuple[web.AppRunner, str]:
     app = web.Application()
     app.add_routes([web.route("*", path, handler) for path, handler in routes.items()])
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
