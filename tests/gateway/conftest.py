@@ -37,7 +37,7 @@ class Running:
         return int(self.url.rsplit(":", 1)[1])
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 15.0) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
     """The first true value of `what`."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

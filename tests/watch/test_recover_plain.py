@@ -175,7 +175,7 @@ else:
         for role, port, pid in seen
     ]
     outcome = asyncio.run(recovery.recover(Case(blamed=("decode",), verdict="DEAD_PEER"), engines))
-print(outcome.status)
+print(outcome.status if outcome is not None else "nothing is left to do")
 """
 
 
@@ -198,13 +198,14 @@ def test_killed_again_and_again_it_ends_and_starts_each_engine_once(tmp_path: Pa
             if ran.returncode == 0:
                 break
             assert ran.returncode == -signal.SIGKILL, ran.stderr
-        assert ran.stdout.split()[-1] == "recovered", (ran.stdout, ran.stderr)
+        over = [e.says for e in read(state / "journal") if e.event == "over"]  # the last kill may come right after it
+        assert len(over) == 1, (ran.stdout, ran.stderr)
+        assert over[0].startswith("recovered:"), over
         assert attempt >= 4
         for role in ports:
             lives = (tmp_path / f"{role}.lives").read_text().split()
             assert len(lives) == 2, f"{role} was started {len(lives) - 1} times"
             assert not processes.tree(processes.known([first[role].pid])) or first[role].wait() == -signal.SIGKILL
-        assert [e.event for e in read(state / "journal")].count("over") == 1
     finally:
         for role in ports:
             pids = [int(pid) for pid in (tmp_path / f"{role}.lives").read_text().split()]
