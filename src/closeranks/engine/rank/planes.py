@@ -169,14 +169,6 @@ class Pool:
         self.offset(source, 0), self.offset(target, 0)
         self.tensor[target].copy_(self.tensor[source])
 
-    def mark(self) -> "torch.cuda.Event | None":
-        """On CUDA: an event that is reached when everything queued so far has written its pages. CPU: None."""
-        if self.device.type != "cuda":
-            return None
-        event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
     def tables_inside(self, pages: Sequence[int]) -> bool:
         """Whether every page number lies in the pool."""
         return all(0 <= page < self.num_pages for page in pages)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-import torch
 
 from closeranks.faults import Injector
 from closeranks.protocol import Check, Checked, Dropped, FromRank, Peer, Progress, Send, Sent, Step
@@ -33,8 +32,8 @@ _FADE = 0.1
 TELL_S = 0.5
 """Time between two notices that long work advances."""
 
-Work = Peer | Send | Check | int | torch.cuda.Event
-"""What the step loop hands over; a number is a peer instance to drop, an event is waited for before what follows."""
+Work = Peer | Send | Check | int
+"""What the step loop hands over; a number is a peer instance to drop."""
 
 
 @dataclass
@@ -105,9 +104,7 @@ class TransferThread:
             self._work.put(peer)
 
     def submit(self, step: Step) -> None:
-        """Take a step's sends, checks and drops, after its forward pass. Returns at once."""
-        if step.sends and (mark := self._pool.mark()) is not None:
-            self._work.put(mark)
+        """Take a step's sends, checks and drops, when the device has done it. Returns at once."""
         for send in step.sends:
             self._work.put(send)
         for check in step.checks:
@@ -167,10 +164,8 @@ class TransferThread:
                 self._pool.share_view(work.pages[0], 0)[0] ^= 1
             self._checking.append(_Checking(work))
             self._moved = now
-        elif isinstance(work, int):
-            self._dropping.append(work)
         else:
-            work.synchronize()
+            self._dropping.append(work)
 
     def _meet(self, peer: Peer) -> None:
         self._unusable.pop(peer.instance, None)
