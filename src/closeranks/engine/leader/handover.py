@@ -38,6 +38,8 @@ class Handover:
         self.transfers: dict[int, Transfer] = {}
         self.last_transfer = 0
         self.bad_rooms = 0
+        self.checks_moved = [0.0] * leader.config.tp_size
+        """When each rank's checks last advanced."""
 
     # ------------------------------------------------------------------------------------------------- prefill side
 
@@ -239,14 +241,13 @@ class Handover:
             if transfer is not None:
                 transfer.moved[message.rank] = at
         if message.checking:
-            for room in self.leader.rooms.open.values():
-                if room.state == r.CHECKING:
-                    room.check_at = at
+            self.checks_moved[message.rank] = at
 
     def forgive(self, gap: float) -> None:
         """This process slept: nobody could be heard meanwhile."""
         for transfer in self.transfers.values():
             transfer.moved = [moved + gap for moved in transfer.moved]
+        self.checks_moved = [moved + gap for moved in self.checks_moved]
         for room in self.leader.rooms.open.values():
             room.check_at += gap
 
@@ -270,9 +271,11 @@ class Handover:
                 continue
             if not room.check_n or min(expected) <= room.check_n:
                 room.check_at = at
-            elif at - room.check_at > config.transfer_stall_s:
-                missing = ~room.checked & self.leader.steps.all_ranks
-                rank = (missing & -missing).bit_length() - 1
-                detail = f"rank {rank}: the check of room {room.id} has not advanced for {config.transfer_stall_s} s"
-                self.leader.fault("check_stuck", detail, rank)
-                return
+                continue
+            for rank, moved in enumerate(self.checks_moved):
+                if not room.checked >> rank & 1 and at - max(moved, room.check_at) > config.transfer_stall_s:
+                    detail = (
+                        f"rank {rank}: the check of room {room.id} has not advanced for {config.transfer_stall_s} s"
+                    )
+                    self.leader.fault("check_stuck", detail, rank)
+                    return

@@ -206,7 +206,7 @@ class Room:
         self.check_n = 0
         """Decode: the step that orders the check; 0: none yet."""
         self.check_at = at
-        """Decode: when the check last advanced."""
+        """Decode: when the check began."""
 
 
 class Rooms:
