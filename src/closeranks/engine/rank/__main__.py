@@ -101,9 +101,10 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
         page=layout.describe(settings.page_size),
     )
     socket = process.dealer(context, settings, "step")
-    compiler = CompilerThread(runner.grammars, settings.epoch, notices.post, notices.fault).take
-    compiles = compiler if settings.rank == 0 else None
-    loop = Loop(settings.epoch, runner, group, transfer, notices, socket, faults, compiles, settings.digest)
+    compiler = None
+    if settings.rank == 0:  # it samples
+        compiler = CompilerThread(runner.grammars, settings.epoch, notices.post, notices.fault).take
+    loop = Loop(settings.epoch, runner, group, transfer, notices, socket, faults, compiler, settings.digest)
     joined = Joined(
         epoch=settings.epoch,
         rank=settings.rank,
