@@ -120,9 +120,12 @@ def run(argv: Sequence[str], timeout_s: float) -> Ran:
 class Platform(Protocol):
     """What recovery needs of whoever runs an engine. Calls block; each ends by its deadline."""
 
-    name: ClassVar[str]
     tried: ClassVar[bool]
     """Whether this project's own tests ran it for real; otherwise its commands follow the documentation."""
+
+    @property
+    def name(self) -> str:
+        """One of `NAMES`: a target carries it to whoever ends and starts it."""
 
     def find(self, seen: Seen) -> Target:
         """The life that is to be ended, and how to start the next. Raises PlatformError when it is not to be found."""

@@ -16,13 +16,12 @@ GRACE_S = 1
 class Docker:
     """Drives the `docker` command (or `podman`, which takes the same words)."""
 
-    name: ClassVar[str] = "docker"
     tried: ClassVar[bool] = False
 
     def __init__(
         self, command: str = "docker", runner: Runner = run, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self._docker, self._run, self._sleep = command, runner, sleep
+        self.name, self._run, self._sleep = command, runner, sleep
 
     def find(self, seen: Seen) -> Target:
         """The container, and the start of its present life."""
@@ -56,7 +55,7 @@ class Docker:
     def start(self, target: Target, token: str, folder: Path) -> str:
         """`docker start`; on a running container it does nothing."""
         self._do("start", target.unit, limit_s=CALL_S * 4)
-        return f"asked Docker to start {target.unit}"
+        return f"asked {self.name} to start {target.unit}"
 
     def has_ended(self, target: Target, token: str, folder: Path) -> str:
         """Whether the container has exited since."""
@@ -65,7 +64,7 @@ class Docker:
 
     def describe(self, target: Target, step: str) -> tuple[str, ...]:
         """`docker stop -t 1 NAME` or `docker start NAME`."""
-        return (self._docker, *(("stop", "-t", str(GRACE_S)) if step == "end" else ("start",)), target.unit)
+        return (self.name, *(("stop", "-t", str(GRACE_S)) if step == "end" else ("start",)), target.unit)
 
     def _state(self, container: str) -> tuple[bool, str]:
         said = self._do("inspect", "--format", "{{.State.Running}} {{.State.StartedAt}}", container)
@@ -73,7 +72,7 @@ class Docker:
         return running == "true", started
 
     def _do(self, *words: str, limit_s: float = CALL_S) -> Ran:
-        said = self._run((self._docker, *words), limit_s)
+        said = self._run((self.name, *words), limit_s)
         if said.code:
-            raise PlatformError(f"`{self._docker} {' '.join(words)}` exited with {said.code}: {said.err.strip()}")
+            raise PlatformError(f"`{self.name} {' '.join(words)}` exited with {said.code}: {said.err.strip()}")
         return said

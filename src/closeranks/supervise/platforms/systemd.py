@@ -22,10 +22,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 class Systemd:
     """Drives `systemctl`; `user` units through `--user`."""
 
-    name: ClassVar[str] = "systemd"
     tried: ClassVar[bool] = False
 
     def __init__(self, user: bool = False, runner: Runner = run, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.name = "systemd-user" if user else "systemd"
         self._systemctl = ("systemctl", "--user") if user else ("systemctl",)
         self._run, self._sleep = runner, sleep
 
@@ -84,17 +84,13 @@ class Systemd:
 
     def _show(self, unit: str) -> dict[str, str]:
         properties = "LoadState,ActiveState,SubState,MainPID,InvocationID,ControlGroup"
-        said = self._call("show", f"--property={properties}", unit)
+        said = self._do("show", f"--property={properties}", unit)
         return dict(line.split("=", 1) for line in said.out.splitlines() if "=" in line)
 
-    def _do(self, *words: str, may_fail: str = "") -> None:
-        said = self._call(*words, fails=bool(may_fail))
-        if said.code and may_fail not in said.err:
-            raise PlatformError(f"`systemctl {' '.join(words)}` exited with {said.code}: {said.err.strip()}")
-
-    def _call(self, *words: str, fails: bool = False) -> Ran:
+    def _do(self, *words: str, may_fail: str = "") -> Ran:
+        """`may_fail`: what it says where its failure is none."""
         said = self._run((*self._systemctl, *words), CALL_S)
-        if said.code and not fails:
+        if said.code and not (may_fail and may_fail in said.err):
             raise PlatformError(f"`systemctl {' '.join(words)}` exited with {said.code}: {said.err.strip()}")
         return said
 
@@ -112,7 +108,7 @@ def _strangers(seen: Seen, shown: dict[str, str]) -> str:
     return f"unit {seen.unit} holds other processes than this engine's ({pids}): say which platform runs it"
 
 
-_KILL = ("kill", "--kill-whom=all", "--signal=SIGKILL")
+_KILL = ("kill", "--signal=SIGKILL")  # to the whole cgroup, which needs no option: its name changed with version 252
 
 
 def _members(cgroup: str) -> list[int]:
