@@ -14,7 +14,7 @@ from closeranks.supervise.platforms import PlatformError, Process, Seen, Target
 from closeranks.watch import recover_journal
 from closeranks.watch.recover import Outcome, Recovery, Shown
 from closeranks.watch.recover_journal import Entry, Journal, Now, read
-from closeranks.watch.recover_state import Case, Policy
+from closeranks.watch.recover_state import Case, Policy, Refusal
 from closeranks.watch.recover_wire import Endpoint, StepFailed, Wire
 from closeranks.watch.snapshot import EngineSeen, Proc
 
@@ -349,6 +349,9 @@ def test_a_damaged_journal_stops_it(tmp_path: Path) -> None:
     assert outcome.status == "stopped"
     assert "line 4" in outcome.says
     assert world.done == done
+    seen = asyncio.run(recovery(world, tmp_path).preview(CASE, world.engines()))
+    assert isinstance(seen.plan, Refusal)
+    assert "line 4" in seen.plan.reason
 
 
 def test_an_old_interruption_is_closed_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

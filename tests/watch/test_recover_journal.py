@@ -158,7 +158,6 @@ def test_the_open_plan_is_the_last_one_unless_it_is_over() -> None:
     left = unfinished(given)
     assert left is not None
     assert left.results == {1: "done", 2: "failed"}
-    assert left.begun == {0}
     assert unfinished([*given, Entry(at=NOW, plan="p1", event="over", says="recovered: x")]) is None
     assert unfinished([]) is None
     assert [name for name, _ in episodes(given)] == ["p1"]

@@ -216,6 +216,22 @@ def test_a_router_that_does_not_call_it_healthy_is_not_believed() -> None:
     asyncio.run(main())
 
 
+def test_one_that_was_taken_out_is_out_while_the_router_does_not_answer() -> None:
+    async def main() -> None:
+        async with servers(2) as (router, engine):
+            one = Endpoint(name="d", kind="sglang", role="decode", url=engine.url)
+            router.answers["GET /workers"] = listed(engine.url)
+            router.answers["DELETE /workers/id-0"] = (202, {})
+            wire = Wire(router.url)
+            await wire.drain(one)
+            router.answers["GET /workers"] = (503, {})
+            with pytest.raises(StepFailed, match="no list of workers"):
+                await wire.admit(one, 1.0)
+            await wire.close()
+
+    asyncio.run(main())
+
+
 def test_a_router_without_that_interface_is_said() -> None:
     async def main() -> None:
         async with servers(1) as (router,):

@@ -51,13 +51,20 @@ def choices_of(args: argparse.Namespace) -> dict[str, Choice]:
                 raise SettingsError(f"--platform {text}: known are {', '.join(NAMES)}")
             old = found.get(name, Choice())
             if option == "start-command":
-                found[name] = msgspec.structs.replace(old, command=tuple(shlex.split(value)))
+                found[name] = msgspec.structs.replace(old, command=_words(text, value))
             else:
                 found[name] = msgspec.structs.replace(old, **{option: value})
     for name, choice in found.items():
         if choice.unit and not choice.platform:
             raise SettingsError(f"--unit {name}={choice.unit}: say its --platform too")
     return found
+
+
+def _words(text: str, command: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise SettingsError(f"--start-command {text}: {error}") from None
 
 
 def show_step(shown: Shown) -> None:

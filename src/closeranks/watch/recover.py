@@ -151,9 +151,13 @@ class Recovery:
         self, case: Case, engines: Sequence[EngineSeen], loops: Mapping[str, Loop] | None = None
     ) -> Preview:
         """The plan that `recover` would carry out now. Changes nothing."""
+        try:
+            entries = read(self.folder / "journal")
+        except JournalDamaged as error:
+            return Preview(Refusal(str(error)), {})
         wire = self._wire()
         try:
-            made, facts = await self._plan(case, engines, loops or {}, wire)
+            made, facts = await self._plan(case, engines, loops or {}, wire, entries)
         finally:
             await wire.close()
         if isinstance(made, Refusal):
@@ -180,7 +184,7 @@ class Recovery:
                     return Outcome(status="stopped", says=self._stop_says())
                 wire = self._wire()
                 try:
-                    made, facts = await self._plan(case, engines, loops or {}, wire, journal)
+                    made, facts = await self._plan(case, engines, loops or {}, wire, journal.entries)
                     if isinstance(made, Refusal):
                         log.warning("recovery refused", reason=made.reason)
                         return Outcome(status="refused", says=made.reason, wait_s=made.wait_s)
@@ -188,7 +192,7 @@ class Recovery:
                     self._keep(name, facts)
                     planned = Entry(at=self._clock(), plan=name, event="planned", ladder=made)
                     journal.append(planned)
-                    return await self._carry_out(journal, Open(name, made, {}, frozenset(), planned), facts, wire)
+                    return await self._carry_out(journal, Open(name, made, {}, planned), facts, wire)
                 finally:
                     await wire.close()
         except BlockingIOError:
@@ -265,7 +269,7 @@ class Recovery:
         engines: Sequence[EngineSeen],
         loops: Mapping[str, Loop],
         wire: Wire,
-        journal: Journal | None = None,
+        past: Sequence[Entry],
     ) -> tuple[Plan | Refusal, Facts]:
         targets: dict[str, Target] = {}
         sides = []
@@ -293,8 +297,7 @@ class Recovery:
                     obstacle=obstacle,
                 )
             )
-        from_where = self._journal_entries() if journal is None else journal.entries
-        made = plan(case, sides, self.policy, restarts(from_where, self._clock()))
+        made = plan(case, sides, self.policy, restarts(past, self._clock()))
         if isinstance(made, Refusal):
             return made, Facts({}, {})
         part = {name for action in made.actions for name in action.engines}
@@ -335,9 +338,6 @@ class Recovery:
         finally:
             journal.close()
             os.close(lock)
-
-    def _journal_entries(self) -> list[Entry]:
-        return read(self.folder / "journal")
 
     def _facts_file(self, name: str) -> Path:
         return self.folder / f"{name}.facts"

@@ -118,7 +118,8 @@ class Actor:
 
 
 async def loops_of(engines: Sequence[EngineSeen], window_s: float = WINDOW_S) -> Mapping[str, Loop]:
-    """Whose loop turns: any main thread of an engine that ran within the window, by context switches and CPU."""
+    """Whose loop turns: every main thread of it ran within the window, by context switches and CPU; one that did not
+    makes the engine's loop stand."""
     before = {e.name: _work(e) for e in engines}
     await asyncio.sleep(window_s)
     found: dict[str, Loop] = {}

@@ -69,7 +69,6 @@ class Open(msgspec.Struct, frozen=True):
     plan: str
     ladder: Plan
     results: dict[int, Result]
-    begun: frozenset[int]
     planned: Entry
 
 
@@ -162,8 +161,7 @@ def unfinished(entries: Sequence[Entry]) -> Open | None:
     if any(e.event == "over" for e in own):
         return None
     results: dict[int, Result] = {e.step: e.event for e in own if e.event == "done" or e.event == "failed"}
-    begun = frozenset(e.step for e in own if e.event == "begin")
-    return Open(planned.plan, planned.ladder, results, begun, planned)
+    return Open(planned.plan, planned.ladder, results, planned)
 
 
 def episodes(entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:

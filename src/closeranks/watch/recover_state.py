@@ -168,7 +168,7 @@ def plan(case: Case, sides: Sequence[Side], policy: Policy, past: Iterable[Resta
         else:
             peers.append(side)
     together = policy.sides == "both" or (
-        policy.sides == "auto" and len(peers) == 1 and not all(may_replace_alone(p.kind, p.version) for p in peers)
+        policy.sides == "auto" and len(peers) == 1 and not may_replace_alone(peers[0].kind, peers[0].version)
     )
     if together and peers and policy.sides == "auto":
         which = f"{peers[0].kind} {peers[0].version or '(version unknown)'}"
@@ -182,12 +182,11 @@ def plan(case: Case, sides: Sequence[Side], policy: Policy, past: Iterable[Resta
     rungs.append(Rung("restart", _restart(first, later if len(later) == 1 else [], policy, bool(rungs), case)))
     if later:
         rungs.append(Rung("peers", _restart(later, [], policy, True, case)))
-    names = tuple(side.name for side in everyone)
     admit = tuple(
         Action("admit", side.name, (side.name,), policy.verify_s * len(policy.ramp), "traffic comes back step by step")
         for side in ordered(everyone, "start")
     )
-    return Plan(case, tuple(rungs), admit if names else (), tuple(notes))
+    return Plan(case, tuple(rungs), admit, tuple(notes))
 
 
 def next_step(plan: Plan, results: Mapping[int, Result]) -> int | Over:

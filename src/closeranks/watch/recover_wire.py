@@ -136,6 +136,8 @@ class Wire:
         try:
             known = await self._worker(one)
         except StepFailed as error:
+            if one.name in self._removed:  # it is out, whatever keeps the router from saying so
+                raise
             return f"{error}: it was never out of rotation"
         if known is None:
             old = self._removed.get(one.name, {})
@@ -268,7 +270,7 @@ class Wire:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _vllm_pair(self, prefill: Endpoint, decode: Endpoint, limit_s: float) -> None:
-        model = await self._model(decode, limit_s)
+        model = await self._model(decode.url, decode.headers, limit_s)
         base = {"model": model, "prompt": PROMPT, "temperature": 0}
         nothing = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
         ask = {"do_remote_decode": True, "do_remote_prefill": False, **nothing}
@@ -292,12 +294,12 @@ class Wire:
         _expect_text(second)
 
     async def _completion(self, url: str, headers: Mapping[str, str], limit_s: float) -> None:
-        model = await self._model(Endpoint(name="", kind="", role="both", url=url), limit_s, headers)
+        model = await self._model(url, headers, limit_s)
         body = {"model": model, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
         _expect_text(await self._call("POST", f"{url}/v1/completions", limit_s, json_body=body, headers=headers))
 
-    async def _model(self, one: Endpoint, limit_s: float, headers: Mapping[str, str] | None = None) -> str:
-        answer = await self._call("GET", f"{one.url}/v1/models", limit_s, headers=headers or one.headers)
+    async def _model(self, url: str, headers: Mapping[str, str], limit_s: float) -> str:
+        answer = await self._call("GET", f"{url}/v1/models", limit_s, headers=headers)
         said = answer.json()
         listed = said.get("data") if isinstance(said, dict) else None
         if isinstance(listed, list) and listed and isinstance(listed[0], dict):
