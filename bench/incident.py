@@ -30,8 +30,16 @@ PATIENCE_S = 10.0
 """A burst that shows nothing for so long is looked at."""
 
 
+FLAGS = ("--tp-size", 2, "--num-pages", 1500, "--threads", 1, "--disaggregation-transfer-backend", "nixl")
+"""Of closeranks' engines."""
+
+
 class Wedged(Exception):
-    """The engines named stand still with requests open."""
+    """These engines stand still with requests open."""
+
+    def __init__(self, engines: list[str]) -> None:
+        super().__init__(", ".join(engines))
+        self.engines = engines
 
 
 async def burst(session: aiohttp.ClientSession, url: str, pool: Sequence[Expected], draw: random.Random, span: float,
@@ -61,7 +69,7 @@ async def burst(session: aiohttp.ClientSession, url: str, pool: Sequence[Expecte
             for task in open_:
                 task.cancel()
             await asyncio.wait(open_)
-            raise Wedged(", ".join(standing))
+            raise Wedged(standing)
     return sum(task.result() for task in leaving), len(staying)
 
 
@@ -105,7 +113,7 @@ def against_double(double: Double, pool: Sequence[Expected], seconds: float, say
     try:
         asyncio.run(storm(double.url, pool, seconds, 1, False, double.stands, say))
     except Wedged as wedged:
-        return str(wedged).split(", ")
+        return wedged.engines
     return []
 
 
@@ -152,8 +160,7 @@ def main() -> int:
                 print("\n".join(picture(double, engine)))
             errors = [line for line in double.log.splitlines() if "Unexpected transfer worker error" in line]
             print("\n".join(errors[:3]))
-        flags = ("--tp-size", 2, "--num-pages", 1500, "--threads", 1, "--disaggregation-transfer-backend", "nixl")
-        with serve(model, *flags) as served:
+        with serve(model, *FLAGS) as served:
             begin = time.monotonic()
             say("closeranks serves, 2 + 2 ranks, NIXL")
             against_closeranks(served, pool, args.seconds, say)

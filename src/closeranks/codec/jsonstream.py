@@ -28,9 +28,7 @@ _VALUES = frozenset({"value", "first"})
 _QUOTED = _KEYS | _VALUES
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_scalar = re.compile(
-    r"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null)(?![A-Za-z0-9+\-.])"
-).match
+_scalar = re.compile(rf"(?:{_NUMBER.pattern}|true|false|null)(?![A-Za-z0-9+\-.])").match
 _LONE_WORD = re.compile(r"[ \t\n\r]*[A-Za-z0-9+\-.]*[ \t\n\r]*")
 _WORD = re.compile(r"[A-Za-z0-9+\-.]*")
 _special = re.compile(r'["\\\x00-\x1f]').search

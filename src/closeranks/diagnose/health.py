@@ -5,6 +5,7 @@ takes the certainty away by itself.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from closeranks.diagnose.facts import Event, Fact, Metric
@@ -18,7 +19,7 @@ _HELD = re.compile(
     r"|num_unique_running_routing_keys|(?:inflight|queued|pending|active)_(?:requests|reqs)|queue_depth)$"
 )
 _NOT_HELD = re.compile(r"paused|_total$|max_|limit|capacity|expired|failed|aborted|preempt")
-_LINE_FIELDS = ("queue", "waiting", "deferred", "fetching", "transfer", "inflight", "prealloc", "bootstrap")
+_LINE_FIELDS = ("running", "queue", "waiting", "deferred", "fetching", "transfer", "inflight", "prealloc", "bootstrap")
 
 # Kinds of events that a healthy engine logs as well. Every other kind is a doubt.
 _HARMLESS = frozenset(
@@ -53,14 +54,8 @@ def open_work(scene: Scene) -> list[Fact]:
     loads = {(e.src.file, e.get("dp_rank")): e for e in scene.events("load")}
     out += [e for e in loads.values() if _loaded(e)]
     if not gauged(scene):
-        out += _lines(scene, (*_LINE_FIELDS, "running"))
+        out += _lines(scene)
     return [*out, *(e for e in scene.events("trt_active")[-1:] if (e.num("active") or 0) > 0)]
-
-
-def in_queues(scene: Scene) -> list[Fact]:
-    """Open work on the way between engines: neither running nor waiting by the plain gauges."""
-    plain = re.compile(r"num_(?:running_reqs|requests_running|queue_reqs|requests_waiting)$")
-    return [f for f in open_work(scene) if not (isinstance(f, Metric) and plain.search(f.name))]
 
 
 def _loaded(load: Event) -> bool:
@@ -70,12 +65,12 @@ def _loaded(load: Event) -> bool:
     )
 
 
-def _lines(scene: Scene, fields: Iterable[str]) -> list[Fact]:
+def _lines(scene: Scene) -> list[Fact]:
     """The last batch line of each engine, if it tells of open requests."""
     last: dict[object, Event] = {}
     for b in scene.batches:
         last[b.kind, b.get("role", ""), b.get("engine"), b.who, b.src.file] = b
-    return [b for b in last.values() if any((b.num(f) or 0) > 0 for f in fields)]
+    return [b for b in last.values() if any((b.num(f) or 0) > 0 for f in _LINE_FIELDS)]
 
 
 def doubts(scene: Scene, ignore: Iterable[str] = ()) -> list[Fact]:
@@ -110,15 +105,12 @@ def was_open(scene: Scene) -> list[Fact]:
 
     Two scrapes that agree on nothing to do outweigh a batch line, because lines end with the work.
     """
-    out: list[Fact] = [m for m in scene.of(Metric) if held(m) and m.value > 0]
+    gauges = [m for m in scene.of(Metric) if held(m)]
+    out: list[Fact] = [m for m in gauges if m.value > 0]
     out += [e for e in scene.events("load") if _loaded(e)]
-    scrapes: dict[object, int] = {}
-    for m in scene.of(Metric):
-        if held(m):
-            key = scene.series(m)
-            scrapes[key] = scrapes.get(key, 0) + 1
+    scrapes = Counter(scene.series(m) for m in gauges)
     if max(scrapes.values(), default=0) < 2:
-        out += _lines(scene, ("running", *_LINE_FIELDS))
+        out += _lines(scene)
     return out
 
 

@@ -86,16 +86,21 @@ def _anchors(tokens: Iterable[str]) -> set[str]:
     while left:
         gain: dict[str, int] = {}
         for token in left:
-            for char in set(token[: max(1, len(token) - 3)]):
+            for char in set(_starts(token)):
                 gain[char] = gain.get(char, 0) + 1
         best = max(sorted(gain), key=lambda c: gain[c] / _COMMON.get(c, 0.7))
         starts.add(best)
-        left = {t for t in left if best not in t[: max(1, len(t) - 3)]}
+        left = {t for t in left if best not in _starts(t)}
     out = set()
     for token in tokens:
-        at = [i for i, char in enumerate(token[: max(1, len(token) - 3)]) if char in starts]
+        at = [i for i, char in enumerate(_starts(token)) if char in starts]
         out.add(token[min(at, key=lambda i: (_COMMON.get(token[i], 0.7), i)) :])
     return out
+
+
+def _starts(token: str) -> str:
+    """The characters at which its part may start: four are left of a token that has them, as fewer find too much."""
+    return token[: max(1, len(token) - 3)]
 
 
 def lines_of(stream: IO[bytes], skip_from: int = -1, skip_to: int = -1) -> Iterator[tuple[bytes, bool]]:

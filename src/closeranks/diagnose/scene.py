@@ -98,6 +98,7 @@ class Scene:
     facts: list[Fact]
     files: list[str]
     notes: list[str] = field(default_factory=list)
+    _own: dict[int, "Scene"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of(self, kind: type[F]) -> list[F]:
         """Facts of one type, in order."""
@@ -291,8 +292,15 @@ class Scene:
     def only(self, engine: EngineView) -> "Scene":
         """This scene without what belongs to another engine: whether one stands does not depend on its peer.
 
-        Facts belong by process, or by the role that a label, a batch line or a file's name tells. The rest stays.
+        Facts belong by process, or by the role that a label, a batch line or a file's name tells. The rest stays. Made
+        once: rules ask again and again, and what a scene derives costs a pass over all facts.
         """
+        own = self._own.get(id(engine))
+        if own is None:
+            own = self._own[id(engine)] = self._only(engine)
+        return own
+
+    def _only(self, engine: EngineView) -> "Scene":
         others = [e for e in self.engines if e is not engine]
         if not others:
             return self

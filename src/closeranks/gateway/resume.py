@@ -314,10 +314,9 @@ class Requests:
 
     def _charge_late(self, request: Request, ended: Ended, now: float) -> None:
         """The other engine's word came first, and the next attempt has begun: it must be alone if this one says so."""
-        before = request.charged
         if self._charge(request, ended) or request.pair is None:
             return
-        if before < ALONE_AFTER <= request.charged and not request.alone_since:
+        if request.charged >= ALONE_AFTER and not request.alone_since:
             self._retry(request, now, "charged")
 
     def _leave(self, endpoint: str, now: float, why: str) -> None:

@@ -50,6 +50,5 @@ def test_the_old_design_serves_until_many_clients_leave_at_once(double: Double, 
 
 
 def test_the_same_mass_aborts_do_not_wedge_closeranks(model: Path, pool: list[Expected]) -> None:
-    flags = ("--tp-size", 2, "--num-pages", 1500, "--threads", 1, "--disaggregation-transfer-backend", "nixl")
-    with serve(model, *flags) as served:
+    with serve(model, *incident.FLAGS) as served:
         incident.against_closeranks(served, pool, SECONDS / 3, QUIET.append)

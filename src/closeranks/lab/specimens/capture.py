@@ -69,6 +69,10 @@ def _dump_all(named: dict[str, int], folder: Path) -> None:
 
 
 def _dump(pid: int, path: Path, *options: str) -> None:
+    path.write_text(dump(pid, *options))
+
+
+def dump(pid: int, *options: str) -> str:
     """One py-spy run; a stopped process can only be read with --nonblocking. What it said on failure is evidence."""
     pyspy = Path(sys.executable).with_name("py-spy")
     command = [str(pyspy) if pyspy.exists() else "py-spy", "dump", "--pid", str(pid), *options]
@@ -76,10 +80,9 @@ def _dump(pid: int, path: Path, *options: str) -> None:
         command.append("--nonblocking")
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=PYSPY_SECONDS, check=False)
-        said = ran.stdout or f"Pyspy failed to dump PID {pid}. Error: {ran.stderr}"
+        return ran.stdout or f"Pyspy failed to dump PID {pid}. Error: {ran.stderr}"
     except subprocess.TimeoutExpired:
-        said = f"Pyspy failed to dump PID {pid}. Error: no answer in {PYSPY_SECONDS:.0f} s\n"
-    path.write_text(said)
+        return f"Pyspy failed to dump PID {pid}. Error: no answer in {PYSPY_SECONDS:.0f} s\n"
 
 
 def _state(pid: int) -> str:

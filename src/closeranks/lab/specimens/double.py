@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from closeranks.lab.specimens.capture import dump
 from closeranks.lab.specimens.run import SpecimenError, switches
 
 PROGRAM = Path(__file__).parent / "programs" / "double"
@@ -68,11 +69,8 @@ class Double:
     def stacks(self, engine: str) -> list[list[str]]:
         """Function names on each rank's main thread, innermost first, without their classes."""
         found = []
-        pyspy = Path(sys.executable).with_name("py-spy")
         for pid in self.pids[engine]:
-            command = [str(pyspy) if pyspy.exists() else "py-spy", "dump", "--pid", str(pid)]
-            dump = subprocess.run(command, capture_output=True, text=True, check=False)
-            main = dump.stdout.partition("MainThread")[2].partition("\n\n")[0].partition("\nThread ")[0]
+            main = dump(pid).partition("MainThread")[2].partition("\n\n")[0].partition("\nThread ")[0]
             found.append([name.split(".")[-1] for name in re.findall(r"^    (\S+) \(", main, re.MULTILINE)])
         return found
 

@@ -17,7 +17,7 @@ class Specimen:
     right as `verdict_class` from the evidence that an operator would have. The client sends `load` requests at a time,
     `batches` times (0: again and again until the fault is due). `world` is the usual number of ranks. `native`: a
     capture takes the ranks' native frames too, as one does when Python's end in a C call. `health_is_a_flag`: /health
-    answers 200 without asking the loop (SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=0). `peer`: the other half of a pair.
+    answers 200 without asking the loop (SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=0).
     """
 
     name: str
@@ -38,7 +38,6 @@ class Specimen:
     flight_recorder: bool = False
     native: bool = False
     health_is_a_flag: bool = False
-    peer: str = ""
 
     def ranks(self, who: Who, world: int) -> frozenset[int]:
         """The ranks meant by `who` among `world` ranks."""
@@ -133,7 +132,6 @@ _ALL = (
         stands="all",
         also=("DESYNC_DIFFERENT_COLLECTIVE", "DESYNC_SAME_OP_SHAPE_OR_SEQ", "KV_TRANSFER", "UNDETERMINED"),
         health_is_a_flag=True,
-        peer="incident_decode",
     ),
     Specimen(
         name="incident_decode",
@@ -146,7 +144,6 @@ _ALL = (
         strikes="half",
         stands="all",
         health_is_a_flag=True,
-        peer="incident_prefill",
     ),
     Specimen(
         name="helper_dead",
