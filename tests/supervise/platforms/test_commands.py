@@ -114,8 +114,8 @@ def test_unit_files_are_judged_by_what_is_printed_not_by_the_exit_code(tmp_path:
     assert not [line for line in verify_unit(good) if "good.service" in line]
 
 
-def container(running: bool, started: str) -> Ran:
-    return Ran(0, f"{'true' if running else 'false'} {started}\n", "")
+def container(running: bool, started: str, removed: bool = False) -> Ran:
+    return Ran(0, f"{str(running).lower()} {started} {str(removed).lower()}\n", "")
 
 
 def test_docker_stops_and_starts_the_same_container() -> None:
@@ -131,6 +131,15 @@ def test_docker_stops_and_starts_the_same_container() -> None:
         ("docker", "start", "decode-0"),
     ]
     assert docker.describe(target, "start") == ("docker", "start", "decode-0")
+
+
+def test_a_container_that_is_removed_when_it_ends_is_none_to_start_again() -> None:
+    """What could not be started is not ended: `detail` refuses the plan."""
+    for removed in (True, False):
+        runner = Recorded(inspect=[container(True, "2026-11-29 18:47:00 +0000 UTC", removed)])
+        target = Docker("podman", runner).find(Seen(name="decode", processes=(), unit="decode-0"))
+        assert ("--rm" in target.detail) == removed
+        assert target.life == "2026-11-29 18:47:00 +0000 UTC"
 
 
 def test_docker_leaves_a_later_life_alone() -> None:

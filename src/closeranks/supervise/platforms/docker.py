@@ -11,6 +11,7 @@ from closeranks.supervise.platforms.base import PlatformError, Ran, Runner, Seen
 CALL_S = 15.0
 LOOK_S = 0.2
 GRACE_S = 1
+_STATE = "{{.State.Running}} {{.State.StartedAt}} {{.HostConfig.AutoRemove}}"
 
 
 class Docker:
@@ -27,17 +28,19 @@ class Docker:
         """The container, and the start of its present life."""
         if not seen.unit:
             raise PlatformError(f"{seen.name}: its container is not known")
+        _, life, removed = self._state(seen.unit)
         return Target(
             name=seen.name,
             platform=self.name,
             processes=seen.processes,
             unit=seen.unit,
-            life=self._state(seen.unit)[1],
+            life=life,
+            detail=f"container {seen.unit} was run with --rm: stopped, it would be gone" if removed else "",
         )
 
     def is_running(self, target: Target) -> bool:
         """Whether the container still is in that life."""
-        running, life = self._state(target.unit)
+        running, life, _ = self._state(target.unit)
         return running and life == target.life
 
     def end_tree(self, target: Target, deadline_s: float) -> int:
@@ -59,17 +62,19 @@ class Docker:
 
     def has_ended(self, target: Target, token: str, folder: Path) -> str:
         """Whether the container has exited since."""
-        running, life = self._state(target.unit)
+        running, life, _ = self._state(target.unit)
         return "" if running or life == target.life else f"container {target.unit} has exited"
 
     def describe(self, target: Target, step: str) -> tuple[str, ...]:
         """`docker stop -t 1 NAME` or `docker start NAME`."""
         return (self.name, *(("stop", "-t", str(GRACE_S)) if step == "end" else ("start",)), target.unit)
 
-    def _state(self, container: str) -> tuple[bool, str]:
-        said = self._do("inspect", "--format", "{{.State.Running}} {{.State.StartedAt}}", container)
-        running, _, started = said.out.strip().partition(" ")
-        return running == "true", started
+    def _state(self, container: str) -> tuple[bool, str, bool]:
+        """Whether it runs, since when, and whether it is removed when it ends."""
+        said = self._do("inspect", "--format", _STATE, container)
+        running, _, rest = said.out.strip().partition(" ")
+        started, _, removed = rest.rpartition(" ")  # podman writes a time with blanks in it
+        return running == "true", started, removed == "true"
 
     def _do(self, *words: str, limit_s: float = CALL_S) -> Ran:
         said = self._run((self.name, *words), limit_s)

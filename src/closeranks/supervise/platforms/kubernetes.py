@@ -1,6 +1,6 @@
 """Kubernetes pods: the pod is deleted, its controller makes the next. A pod without a controller is left alone.
 
-A pod keeps its name in a StatefulSet, so a life is told by the pod's uid, and the delete carries it as a precondition.
+A pod keeps its name in a StatefulSet, so a life is told by the pod's uid, which is looked at right before the delete.
 Deletion is never forced: a forced one leaves the API at once while the processes may run on beside their successors.
 """
 
@@ -57,7 +57,7 @@ class Kubernetes:
         if not self.is_running(target):
             return 0
         said = self._call(*_delete(target))
-        if said.code and not any(word in said.err for word in ("NotFound", "not found", "Conflict")):
+        if said.code and not any(word in said.err for word in ("NotFound", "not found")):
             raise PlatformError(f"pod {target.unit} could not be deleted: {said.err.strip()}")
         while self.is_running(target):
             if time.monotonic() > until:

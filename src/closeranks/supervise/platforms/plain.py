@@ -36,9 +36,7 @@ class Plain:
 
     def find(self, seen: Seen) -> Target:
         """The whole tree of the engine's processes and the launch of the first. Raises PlatformError if none lives."""
-        found = processes.tree(seen.processes)
-        if not found:
-            raise PlatformError(f"{seen.name}: none of its processes is there any more")
+        life = processes.life_of(seen)
         launch, detail = seen.remembered, ""
         try:
             if seen.orphaned or not processes.lives(seen.processes[0]):
@@ -50,7 +48,6 @@ class Plain:
             base = launch or Launch(argv=(), cwd=os.getcwd(), env=dict(os.environ), program="")
             launch = msgspec.structs.replace(base, argv=seen.command, program=_program(seen.command, base))
             detail = ""
-        life = tuple(dict.fromkeys([*seen.processes, *found]))  # those that are gone too: their sessions tell members
         return Target(name=seen.name, platform=self.name, processes=life, launch=launch, detail=detail)
 
     def is_running(self, target: Target) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from closeranks.supervise.platforms.base import Process, StillAlive
+from closeranks.supervise.platforms.base import PlatformError, Process, Seen, StillAlive
 
 ROUND_S = 0.5
 """How long one round of kills waits before it looks for processes that were born meanwhile."""
@@ -96,6 +96,15 @@ def tree(roots: Iterable[Process]) -> list[Process]:
     first = [lines[p.pid].process for p in there if p.pid in members]
     rest = sorted(members - {p.pid for p in first}, key=lambda n: (lines[n].start, n))
     return first + [lines[n].process for n in rest]
+
+
+def life_of(seen: Seen) -> tuple[Process, ...]:
+    """The engine's whole tree, with those of its processes that are gone: their sessions tell members. Raises
+    PlatformError if none is left."""
+    found = tree(seen.processes)
+    if not found:
+        raise PlatformError(f"{seen.name}: none of its processes is there any more")
+    return tuple(dict.fromkeys([*seen.processes, *found]))
 
 
 def end(roots: Iterable[Process], deadline_s: float) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from closeranks.supervise.platforms import processes
-from closeranks.supervise.platforms.base import PlatformError, Seen, Target
+from closeranks.supervise.platforms.base import Seen, Target
 
 
 class Supervised:
@@ -16,10 +16,7 @@ class Supervised:
 
     def find(self, seen: Seen) -> Target:
         """The tree of the engine's own processes."""
-        found = processes.tree(seen.processes)
-        if not found:
-            raise PlatformError(f"{seen.name}: none of its processes is there any more")
-        return Target(name=seen.name, platform=self.name, processes=tuple(dict.fromkeys([*seen.processes, *found])))
+        return Target(name=seen.name, platform=self.name, processes=processes.life_of(seen))
 
     def is_running(self, target: Target) -> bool:
         """Whether any process of that life lives."""
