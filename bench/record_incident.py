@@ -20,6 +20,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+COMMAND = [sys.executable, "-m", "closeranks.cli.main"]
 WIDTH, LINE, CHAR = 118, 18, 7.9
 COLOURS = {"error": "#ff6b68", "warning": "#e5c07b", "info": "#d7dae0", "good": "#98c379", "command": "#61afef"}
 RIGHTS = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:13px"
@@ -91,12 +92,19 @@ def svg(lines: list[tuple[float, str, str]], command: str, speed: float = 4.0) -
 def run(folder: Path) -> Iterator[Mapping[str, Any]]:
     """Start the pair and the watch; its log records until the recovery is over."""
     ports = [_free(), _free()]
-    base = [sys.executable, "-m", "closeranks.cli.main"]
     engines = []
     for name, port in zip(("incident_prefill", "incident_decode"), ports, strict=True):
-        command = [*base, "specimen", name, "--exec", "--once", "--port", str(port), "--fabric", str(folder)]
+        command = [*COMMAND, "specimen", name, "--exec", "--once", "--port", str(port), "--fabric", str(folder)]
         engines.append(subprocess.Popen([*command, "--folder", str(folder / name)], start_new_session=True))
-    command = [*base, "watch", "--act", "--json", "--wait-s", "300", "--state-dir", str(folder / "state")]
+    try:
+        yield from _watched(folder, ports)
+    finally:
+        _end(ports, engines)
+
+
+def _watched(folder: Path, ports: list[int]) -> Iterator[Mapping[str, Any]]:
+    """The watch's log records until it has recovered from something."""
+    command = [*COMMAND, "watch", "--act", "--json", "--wait-s", "300", "--state-dir", str(folder / "state")]
     command += ["--bundle-dir", str(folder / "bundles"), "--verify-s", "60"]
     command += [word for port in ports for word in ("--url", f"http://127.0.0.1:{port}")]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as watch:
@@ -108,7 +116,6 @@ def run(folder: Path) -> Iterator[Mapping[str, Any]]:
                 break
         watch.terminate()
         watch.stderr.read()
-    _end(ports, engines)
 
 
 def _end(ports: list[int], engines: list["subprocess.Popen[bytes]"]) -> None:
