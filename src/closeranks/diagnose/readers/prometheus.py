@@ -31,7 +31,7 @@ class Prometheus:
     """Samples of engine metrics. Model names and other labels are not kept."""
 
     NAME = "prometheus"
-    ABOUT = "Prometheus scrapes of SGLang, vLLM, TensorRT-LLM; two make a rate"
+    ABOUT = "Prometheus scrapes of SGLang, vLLM, TensorRT-LLM, Dynamo; two make a rate"
     TOKENS = ("sglang:", "sglang_", "vllm:", "trtllm_", "closeranks_", "dynamo_")
     open = False
 
