@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
 from closeranks.watch.notify import Notifier
@@ -119,6 +120,12 @@ def test_a_command_gets_the_event_and_one_that_hangs_is_ended(tmp_path: Path) ->
 
     asyncio.run(main())
     assert json.loads(out.read_text())["event"] == "confirmed"
+
+
+@pytest.mark.parametrize("command", ["", " ", "sh -c 'x"])
+def test_what_is_no_command_is_said_before_anything_happens(command: str) -> None:
+    with pytest.raises(ValueError, match="command"):
+        Notifier(commands=[command])
 
 
 def test_without_receivers_nothing_runs() -> None:

@@ -5,16 +5,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from closeranks.cli.top import render
-from closeranks.watch.picture import Engine, Observer, Picture, Rank, incidents, recoveries
+from closeranks.watch.picture import Engine, Observer, Picture, Rank, _limited, incidents, recoveries
 from closeranks.watch.recover_journal import Entry, Journal, Now
 from closeranks.watch.recover_state import Case, Plan
 from closeranks.watch.settings import Settings
-from closeranks.watch.snapshot import EngineSeen, Proc, Snapshot
+from closeranks.watch.signals import Readings
+from closeranks.watch.snapshot import Blind, EngineSeen, Proc, Snapshot
+from closeranks.watch.snapshot import Signal as SignalName
 
 
 def shown(picture: Picture, width: int = 150) -> str:
@@ -71,6 +74,18 @@ def test_rates_are_between_two_looks_of_the_same_life(tmp_path: Path) -> None:
         await observer.close()
 
     asyncio.run(main())
+
+
+def test_a_signal_that_gives_nothing_is_blind_and_the_picture_is_made() -> None:
+    class Broken:
+        name: SignalName = "loads"
+        every_s, limit_s = 1.0, 5.0
+
+        async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
+            raise PermissionError(13, "Permission denied")
+
+    engine = EngineSeen("e-1", "sglang", "both", None, ())
+    assert asyncio.run(_limited(Broken(), (engine,))) == {"e-1": Blind("PermissionError: [Errno 13] Permission denied")}
 
 
 def test_bundles_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:

@@ -32,7 +32,10 @@ log = structlog.get_logger()
 
 
 class Notifier:
-    """Sends events in order, each to all its receivers at once. `lost` counts those that no try brought through."""
+    """Sends events in order, each to all its receivers at once. `lost` counts those that no try brought through.
+
+    Raises ValueError for a command that is no command line.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,7 @@ class Notifier:
         pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         self.lost = 0
-        self._webhooks, self._commands = tuple(webhooks), [shlex.split(c) for c in commands]
+        self._webhooks, self._commands = tuple(webhooks), [_words(c) for c in commands]
         self._limit_s, self._command_s, self._pause_s = limit_s, command_s, pause_s
         self._queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUED)
         self._task: asyncio.Task[None] | None = None
@@ -67,7 +70,7 @@ class Notifier:
         try:
             await asyncio.wait_for(self._queue.join(), patience_s)
         except TimeoutError:
-            self._count("closed before it was delivered", self._queue.qsize() or 1)
+            self._count("closed before it was delivered", self._queue.qsize() + 1)  # and the one under way
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -130,6 +133,16 @@ class Notifier:
     def _count(self, why: str, number: int = 1) -> None:
         self.lost += number
         log.error("notification lost", why=why, lost=self.lost)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"command {command!r}: {error}") from None
+    if not words:
+        raise ValueError(f"command {command!r}: it is empty")
+    return words
 
 
 def _clean(value: Mapping[str, object]) -> dict[str, object]:

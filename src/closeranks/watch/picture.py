@@ -167,7 +167,10 @@ async def _limited(signal: Signal, engines: Sequence[EngineSeen]) -> Readings:
     try:
         return await asyncio.wait_for(signal.read(engines, frozenset()), signal.limit_s)
     except TimeoutError:
-        return {engine.name: Blind(f"{signal.name} did not answer in {signal.limit_s:.0f} s") for engine in engines}
+        reason = f"{signal.name} did not answer in {signal.limit_s:.0f} s"
+    except (OSError, ValueError) as error:  # as a signal says that it gives nothing at all
+        reason = f"{type(error).__name__}: {error}"[:200]
+    return {engine.name: Blind(reason) for engine in engines}
 
 
 def _of(snapshot: Snapshot, signal: SignalName, key: str) -> Values | None:
