@@ -31,9 +31,9 @@ async def stacks(pid: int, timeout_s: float = 2.5) -> str:
     program = py_spy()
     if program is None:
         return "no stacks: py-spy is not installed\n"
-    said: list[str] = []
     if _state(pid) == "Z":
         return "no stacks: the process is a zombie or gone\n"
+    said: list[str] = []
     for extra in ([], ["--nonblocking"]):
         if extra == [] and _state(pid) in "Tt":  # ptrace waits for a stopped process
             continue

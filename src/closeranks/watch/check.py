@@ -13,8 +13,6 @@ from closeranks.watch.snapshot import Blind, EngineSeen, Proc
 
 LOOKS_S = 4.0
 """Long enough for one reading of every signal."""
-
-
 Ask = Callable[[Sequence[EngineSeen]], Awaitable[Mapping[str, str]]]
 
 
@@ -66,7 +64,7 @@ def _engine(engine: EngineSeen, watch: Watch) -> dict[str, Any]:
         if own:
             blind = [v.reason for v in own if isinstance(v, Blind)]
             signals[signal] = "reads" if len(blind) < len(own) else f"blind: {blind[0]}"
-    untraced = [p.label for p in engine.procs if p.role != "helper" and not may_trace(p)]
+    untraced = [p.label for p in engine.parts if not may_trace(p)]
     signals["stacks"] = "can be read" if not untraced else f"blind: no right to trace {', '.join(untraced)}"
     findings = []
     if untraced:
@@ -82,7 +80,7 @@ def _engine(engine: EngineSeen, watch: Watch) -> dict[str, Any]:
         "kind": engine.kind,
         "role": engine.role,
         "url": engine.url,
-        "ranks": {p.label: p.pid for p in engine.procs if p.role != "helper"},
+        "ranks": {p.label: p.pid for p in engine.parts},
         "logs": list(watch.logs.paths(engine)),
         "phase": state.phase if state is not None else "blind",
         "why": [e.text for e in state.why] if state is not None else [],

@@ -75,11 +75,7 @@ def flag(argv: Sequence[str], *names: str) -> str | None:
 def role_of(kind: Kind, argv: Sequence[str]) -> Role:
     """Prefill, decode or both, by the flags."""
     if kind == "vllm":
-        try:
-            config = json.loads(flag(argv, "--kv-transfer-config") or "{}")
-        except ValueError:
-            return "both"
-        return _VLLM_ROLES.get(str(config.get("kv_role")), "both") if isinstance(config, dict) else "both"
+        return _VLLM_ROLES.get(str(_transfer_config(argv).get("kv_role")), "both")
     mode = flag(argv, "--disaggregation-mode", "--server_role") or ""
     said: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "context": "prefill", "generation": "decode"}
     return said.get(mode.lower(), "both")
@@ -87,21 +83,27 @@ def role_of(kind: Kind, argv: Sequence[str]) -> Role:
 
 def world_of(argv: Sequence[str]) -> int:
     """Ranks on this machine, by the flags; 1 when they say nothing."""
-    sizes = [flag(argv, *names) for names in (("--tp-size", "--tp", "--tensor-parallel-size", "-tp", "--tp_size"),)]
-    sizes.append(flag(argv, "--pp-size", "--pipeline-parallel-size", "-pp"))
+    tp = flag(argv, "--tp-size", "--tp", "--tensor-parallel-size", "-tp", "--tp_size")
+    pp = flag(argv, "--pp-size", "--pipeline-parallel-size", "-pp")
     world = 1
-    for size in sizes:
+    for size in (tp, pp):
         world *= int(size) if size and size.isdigit() else 1
     nodes = flag(argv, "--nnodes") or "1"
     return max(1, world // int(nodes)) if nodes.isdigit() and int(nodes) else world
 
 
 def _backend(argv: Sequence[str]) -> str:
-    said = flag(argv, "--disaggregation-transfer-backend") or ""
-    if not said and (config := flag(argv, "--kv-transfer-config")):
-        found = re.search(r'"kv_connector"\s*:\s*"(\w+)"', config)
-        said = found[1] if found else ""
+    said = flag(argv, "--disaggregation-transfer-backend") or str(_transfer_config(argv).get("kv_connector", ""))
     return re.sub(r"\W", "", said)[:40]
+
+
+def _transfer_config(argv: Sequence[str]) -> dict[str, object]:
+    """vLLM's `--kv-transfer-config`; empty without one, and where it is not the JSON that vLLM takes."""
+    try:
+        found = json.loads(flag(argv, "--kv-transfer-config") or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _name(kind: Kind, role: Role, port: int | None, pid: int) -> str:
@@ -310,7 +312,7 @@ class Finder:
         return any({p.pid, p.ppid} & self._pids for p in engine.procs) or (port.isdigit() and int(port) in self._ports)
 
     def _complete(self, engine: EngineSeen) -> EngineSeen:
-        head = engine.launcher or next((p for p in engine.procs if p.role == "leader"), None)
+        head = engine.head
         if head is None:
             return engine
         when, fixed = self._fixed.get((head.pid, head.start_time), (-1e9, engine))

@@ -7,7 +7,7 @@ A source that gives nothing is a note in the manifest.
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ import structlog
 from closeranks.evidence import capture, gather
 from closeranks.evidence.redact import redact
 from closeranks.watch import verdict as judging
+from closeranks.watch.procfs import main_thread
 from closeranks.watch.signals.counters import CountersSignal
 from closeranks.watch.signals.fetch import Answer, Client
 from closeranks.watch.signals.gpu import GpuSignal
@@ -131,8 +132,8 @@ class Keeper:
     async def collect(self, engines: Sequence[EngineSeen], rounds: Rounds | None) -> gather.Files:
         """Everything about all engines, in memory."""
         files = gather.Files()
-        if rounds is not None:
-            _stacks(files, rounds)
+        for name, text in _stacks(rounds) if rounds is not None else ():
+            await _add(files, name, text)
         asked = [asyncio.create_task(self._engine(files, engine)) for engine in engines]
         if asked:
             _, late = await asyncio.wait(asked, timeout=GATHER_S)
@@ -143,38 +144,45 @@ class Keeper:
                 if isinstance(answer, Exception):
                     files.notes.append(f"not read: {type(answer).__name__}: {answer}")
         if self._gpu.page:
-            files.add("nvidia-smi.csv", self._gpu.page)
-        files.add("ps.txt", _ps(engines))
+            await _add(files, "nvidia-smi.csv", self._gpu.page)
+        await _add(files, "ps.txt", _ps(engines))
         return files
 
     async def _engine(self, files: gather.Files, engine: EngineSeen) -> None:
         name = engine.name
-        files.add(f"{name}/flags.txt", " ".join(engine.argv) + "\n")
+        await _add(files, f"{name}/flags.txt", " ".join(engine.argv) + "\n")
         for number, path in enumerate(self._logs.paths(engine)):
-            files.add(f"{name}/engine{number or ''}.log", await asyncio.to_thread(gather.log_tail, Path(path)))
-        head = engine.launcher or (engine.procs[0] if engine.procs else None)
+            await _add(files, f"{name}/engine{number or ''}.log", await asyncio.to_thread(gather.log_tail, Path(path)))
+        head = engine.head or (engine.procs[0] if engine.procs else None)
         if head is not None:
-            files.add(f"{name}/environment.txt", await asyncio.to_thread(gather.environment, head.pid))
+            await _add(files, f"{name}/environment.txt", await asyncio.to_thread(gather.environment, head.pid))
+        await self._answers(files, engine)
+        if head is not None:  # last, as they are the largest: what there is no time for is lost
             for record in await asyncio.to_thread(recorder_files, head.pid, self._logs.paths(engine)):
-                files.add(f"{name}/{record.name}", await asyncio.to_thread(capture.tail, record, gather.FILE_BYTES))
+                data = await asyncio.to_thread(capture.tail, record, gather.FILE_BYTES)
+                await _add(files, f"{name}/{record.name}", data)
+
+    async def _answers(self, files: gather.Files, engine: EngineSeen) -> None:
+        """What the engine has answered over HTTP."""
+        name = engine.name
         pages = list(self._pages.pages.get(name, ()))
         if pages:
-            files.add(f"{name}/metrics_1.txt", pages[0][1])
+            await _add(files, f"{name}/metrics_1.txt", pages[0][1])
         if engine.url is None:
             files.notes.append(f"{name}: its address is not known, nothing was asked over HTTP")
             return
         if len(pages) > 1:
-            files.add(f"{name}/metrics_2.txt", pages[-1][1])
+            await _add(files, f"{name}/metrics_2.txt", pages[-1][1])
         if name in self._loads.bodies:
-            files.add(f"{name}/loads.json", self._loads.bodies[name])
+            await _add(files, f"{name}/loads.json", self._loads.bodies[name])
         for path, (_, task) in self._asked.get(name, {}).items():
             done, _ = await asyncio.wait({task}, timeout=LAST_WAIT_S)
             answer = task.result() if done else Answer(0, b"", HEALTH_S, "no answer yet")
             if path == "/health":
                 said = answer.status or "no answer"
-                files.add(f"{name}/health.txt", f"GET {path} -> {said} in {answer.seconds:.2f} s\n")
+                await _add(files, f"{name}/health.txt", f"GET {path} -> {said} in {answer.seconds:.2f} s\n")
             elif answer.ok:
-                files.add(f"{name}/{path.rpartition('/')[2]}.json", gather.settings(answer.body))
+                await _add(files, f"{name}/{path.rpartition('/')[2]}.json", gather.settings(answer.body))
             else:
                 files.notes.append(f"{name}{path}: {answer.said}")
 
@@ -204,23 +212,28 @@ def recorder_files(pid: int, logs: Sequence[str]) -> list[Path]:
     return list(found)[:RECORDER_FILES]
 
 
-def _stacks(files: gather.Files, rounds: Rounds) -> None:
+async def _add(files: gather.Files, name: str, content: str | bytes) -> None:
+    """Add a file. Cleaning takes a second or so a megabyte: in a thread, as the looks go on meanwhile."""
+    text = content if isinstance(content, str) else content.decode(errors="replace")
+    files.add(name, await asyncio.to_thread(gather.scrub, text), clean=False)
+
+
+def _stacks(rounds: Rounds) -> Iterator[tuple[str, str]]:
+    """Names and texts of what two rounds gave."""
     for number, dumps in (("round1", rounds.first), ("round2", rounds.second)):
         for key, text in dumps.items():
             engine, _, label = key.partition("/")
-            files.add(f"{engine}/{number}/pyspy_{label}.txt", text)
+            yield f"{engine}/{number}/pyspy_{label}.txt", text
     for name, texts in (("proc_1.txt", rounds.proc_first), ("proc_2.txt", rounds.proc_second)):
         by_engine: dict[str, list[str]] = {}
         for key, text in texts.items():
             by_engine.setdefault(key.partition("/")[0], []).append(f"==> {key} <==\n{text}")
         for engine, parts in by_engine.items():
-            files.add(f"{engine}/{name}", "\n".join(parts))
+            yield f"{engine}/{name}", "\n".join(parts)
 
 
 def _ps(engines: Sequence[EngineSeen]) -> str:
     """The processes with titles only: command lines are in `flags.txt`, redacted."""
-    from closeranks.watch.procfs import main_thread
-
     lines = ["  PID  PPID STAT WCHAN COMMAND"]
     for engine in engines:
         for process in engine.procs:
@@ -244,8 +257,6 @@ def _told(state: State, snapshot: Snapshot, states: Mapping[str, State]) -> str:
             {"name": e.name, "kind": e.kind, "role": e.role, "url": e.url, "procs": e.procs, "backend": e.backend}
             for e in snapshot.engines
         ],
-        "readings": {
-            signal: {key: values for key, values in readings.items()} for signal, readings in snapshot.readings.items()
-        },
+        "readings": snapshot.readings,
     }
     return msgspec.json.format(msgspec.json.encode(told), indent=1).decode()

@@ -5,11 +5,11 @@ takes what has arrived. What a change of state leads to (`on_change`, `on_incide
 """
 
 import asyncio
-import dataclasses
 import resource
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -49,7 +49,7 @@ class Watch:
 
     def __init__(self, settings: Settings, limits: Limits = DEFAULT) -> None:
         self.settings, self.limits = settings, limits
-        ports = [int(p) for url in settings.url if (p := url.rstrip("/").rpartition(":")[2]).isdigit()]
+        ports = [port for url in settings.url if (port := urlsplit(url).port) is not None]
         self.finder = Finder(settings.pid, ports)
         self.client = Client(HTTP_S, settings.api_key)
         self.counters = CountersSignal(self.client)
@@ -82,6 +82,8 @@ class Watch:
         self.memory = machine.Memory()
         self.snapshot = Snapshot(time.monotonic(), time.time(), (), {})
         self.incidents: list[Incident] = []
+        """The newest 50."""
+        self.incidents_total = 0
         self.confirmations: dict[str, int] = {}
         self.looks = 0
         self._searched = asyncio.Event()
@@ -106,7 +108,7 @@ class Watch:
         """For the server."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         cpu = used.ru_utime + used.ru_stime
-        return Told(self.snapshot.at, self.states, self.looks, len(self.incidents), dict(self.confirmations), cpu)
+        return Told(self.snapshot.at, self.states, self.looks, self.incidents_total, dict(self.confirmations), cpu)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look until `stop` is set. What was begun for an incident is finished, within its bounds."""
@@ -200,7 +202,7 @@ class Watch:
     def _life(self, name: str) -> object:
         """What tells this life of an engine from the next; None when it is not among the processes."""
         engine = next((e for e in self._engines if e.name == name), None)
-        head = next((p for p in engine.procs if p.role in ("launcher", "leader")), None) if engine else None
+        head = engine.head if engine is not None else None
         return (head.pid, head.start_time) if head is not None else None
 
     def _work(self, what: Coroutine[None, None, None]) -> None:
@@ -221,6 +223,7 @@ class Watch:
             incident = await self.keeper.keep(state, self.snapshot, self.states, rounds)
             self.incidents.append(incident)
             del self.incidents[:-50]
+            self.incidents_total += 1
             log.error(
                 "incident",
                 engine=incident.engine,
@@ -263,7 +266,7 @@ class Watch:
             return
         log.error("stacks could not be taken", error=f"{type(error).__name__}: {error}")
         blind: Readings = {e.name: Blind(f"{type(error).__name__}: {error}"[:200]) for e in self._engines}
-        self._rounds = dataclasses.replace(stacks.Rounds(time.monotonic(), self._engines), readings=blind)
+        self._rounds = stacks.Rounds(time.monotonic(), self._engines, readings=blind)
 
 
 def _say(old: State | None, state: State) -> None:

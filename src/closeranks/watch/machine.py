@@ -91,9 +91,9 @@ def urgent(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> froz
 
 def _replaced(old: EngineSeen, new: EngineSeen) -> bool:
     """Whether another life began: another launcher or leader, or not one process in common."""
-    heads = [next((p for p in e.procs if p.role in ("launcher", "leader")), None) for e in (old, new)]
-    if heads[0] is not None and heads[1] is not None:
-        return (heads[0].pid, heads[0].start_time) != (heads[1].pid, heads[1].start_time)
+    was, head = old.head, new.head
+    if was is not None and head is not None:
+        return (was.pid, was.start_time) != (head.pid, head.start_time)
     return not old.life & new.life
 
 

@@ -1,8 +1,8 @@
 """/proc, read as cheaply as possible: what processes there are, and what their main threads do.
 
 Only `stat`, `status` and `wchan` are read again and again. `cmdline` takes the memory lock of a process and can hang
-with it, so it is read once per process (and while a process is young, because titles are set late); whoever calls
-`scan` does so in a thread.
+with it, so it is read once per process, and again while a process is young, because titles are set late, or watched;
+whoever calls `scan` does so in a thread.
 """
 
 import os

@@ -1,7 +1,7 @@
 """What one look shows of one engine: proofs, signs, exclusions, and signs of life. Pure functions of a `View`.
 
 A *proof* (a death, a raised error, a part stopped by a signal) confirms alone. A *sign* is an inference and needs a
-second from another signal. Signs belong to one of four suspicions:
+second from another signal, or from the engine at the other end of a transfer. Four suspicions have signs:
 
     stands    no main thread of any rank runs                        /proc + counters, or + identical stacks twice
     spins     the loop stands while the devices are busy             counters + GPU
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from closeranks.watch.limits import Limits
-from closeranks.watch.snapshot import Blind, Evidence, Proc, Signal
+from closeranks.watch.snapshot import Blind, Evidence, Proc
 from closeranks.watch.tracks import AFTER_DUMP_S
 from closeranks.watch.view import View
 
@@ -25,7 +25,6 @@ from closeranks.watch.view import View
 class Suspicion:
     """One suspicion: its signs, whether they suffice, and why it is none after all (`excluded`)."""
 
-    name: str
     signs: tuple[Evidence, ...] = ()
     enough: bool = False
     excluded: tuple[Evidence, ...] = ()
@@ -93,7 +92,7 @@ def no_work(view: View) -> bool:
 def proofs(view: View, limits: Limits) -> tuple[Evidence, ...]:
     """What confirms alone: a dead process, a raised error, a part of the engine stopped by a signal."""
     found = []
-    named = [p for p in view.engine.procs if p.role != "helper"]
+    named = view.engine.parts
     state = {p: view.text("proc", "state", f"{view.engine.name}/{p.label}") for p in named}
     dead = [p for p in named if state[p] in ("X", "Z")]
     patience = limits.dead_s if view.values("log") is not None else limits.dead_unlogged_s
@@ -119,6 +118,9 @@ def proofs(view: View, limits: Limits) -> tuple[Evidence, ...]:
 
 
 # --- exclusions -----------------------------------------------------------------------------------------------------
+
+UPDATE_S = 600.0
+"""An exchange of weights that the log says has begun is believed for so long."""
 
 
 def held_back(view: View) -> tuple[Evidence, ...]:
@@ -146,10 +148,6 @@ def paused(view: View) -> bool:
     return view.says("log", "paused") or (view.number("counters", "paused") or 0) > 0
 
 
-UPDATE_S = 600.0
-"""An exchange of weights that the log says has begun is believed for so long."""
-
-
 def ending(view: View) -> bool:
     """Whether its log says that it was asked to end."""
     return view.says("log", "ending")
@@ -162,11 +160,11 @@ def stands(view: View, limits: Limits) -> Suspicion:
     """No main thread of any rank runs."""
     still = still_s(view)
     if still < limits.still_s:
-        return Suspicion("stands")
+        return Suspicion()
     vllm = view.engine.kind == "vllm"
     counted, contradicted = _counters_stand(view, limits)
     if contradicted or (vllm and counted is None):
-        return Suspicion("stands")  # vLLM's processes stand still whenever there is nothing to do
+        return Suspicion()  # vLLM's processes stand still whenever there is nothing to do
     signs = [Evidence("proc", None, f"no main thread of its {len(view.engine.deciders)} ranks ran for {still:.1f} s")]
     if counted is not None:
         signs.append(counted)
@@ -174,15 +172,15 @@ def stands(view: View, limits: Limits) -> Suspicion:
     if stacks is None:
         if "stacks" in {b.partition(":")[0] for b in view.blind()}:
             waited = still >= limits.still_alone_s and counted is not None
-            return Suspicion("stands", tuple(signs), waited and (not vllm or _probe_failed(view, still) is not None))
-        return Suspicion("stands", tuple(signs))
+            return Suspicion(tuple(signs), waited and (not vllm or _probe_failed(view, still) is not None))
+        return Suspicion(tuple(signs))
     sign, excluded = stacks
     if excluded is not None:
-        return Suspicion("stands", tuple(signs), excluded=(excluded,))
+        return Suspicion(tuple(signs), excluded=(excluded,))
     if sign is None:
-        return Suspicion("stands", tuple(signs))
+        return Suspicion(tuple(signs))
     slow = view.says("stacks", "slow") and still < limits.slow_s and not _spinning(view)
-    return Suspicion("stands", (*signs, sign), enough=not slow)
+    return Suspicion((*signs, sign), enough=not slow)
 
 
 def still_s(view: View) -> float:
@@ -254,13 +252,13 @@ def spins(view: View, limits: Limits) -> Suspicion:
     busy = view.busy()
     flat = min((track.flat_s for track in busy), default=0.0)
     if flat < limits.spinning_s:
-        return Suspicion("spins")
+        return Suspicion()
     signs = [Evidence("counters", None, f"the scheduler seconds of all ranks stand for {flat:.1f} s, threads run")]
     if not _spinning(view):
-        return Suspicion("spins")
+        return Suspicion()
     values = view.values("gpu") or {}
     said = f"{int(float(values.get('spinning', 0)))} of {int(float(values.get('cards', 0)))} GPUs busy at low power"
-    return Suspicion("spins", (*signs, Evidence("gpu", None, said)), enough=True)
+    return Suspicion((*signs, Evidence("gpu", None, said)), enough=True)
 
 
 def _spinning(view: View) -> bool:
@@ -274,18 +272,16 @@ def stalled(view: View, limits: Limits, pace_s: float | None) -> Suspicion:
         return _own_stalled(view, limits)
     waited = stalled_s(view)
     if waited < limits.stalled_suspect_s or not _loop_lives(view):
-        return Suspicion("stalled")
+        return Suspicion()
     held = _held_words(view)
     sign = Evidence("counters", None, f"{held}, and no token, prompt or request advanced for {waited:.1f} s")
-    if view.says("log", "paused") or (view.number("counters", "paused") or 0) > 0:
-        return Suspicion(
-            "stalled", (sign,), excluded=(Evidence("log", None, "its generation is paused by an operator"),)
-        )
+    if paused(view):
+        return Suspicion((sign,), excluded=(PAUSED,))
     explained = _explained_by_peer(view, limits)
     if explained is not None:
-        return Suspicion("stalled", (sign,), excluded=(explained,))
+        return Suspicion((sign,), excluded=(explained,))
     if waited < limits.stalled_s:
-        return Suspicion("stalled", (sign,))
+        return Suspicion((sign,))
     seconds: list[Callable[[], Evidence | None]] = [
         lambda: _probe_failed(view, waited),
         lambda: _peer_stalls_too(view, limits),
@@ -293,7 +289,7 @@ def stalled(view: View, limits: Limits, pace_s: float | None) -> Suspicion:
         lambda: _helpers_stand(view, limits, waited, pace_s),
     ]
     found = [evidence for ask in seconds if (evidence := ask()) is not None]
-    return Suspicion("stalled", (sign, *found), enough=bool(found))
+    return Suspicion((sign, *found), enough=bool(found))
 
 
 def _own_stalled(view: View, limits: Limits) -> Suspicion:
@@ -302,14 +298,14 @@ def _own_stalled(view: View, limits: Limits) -> Suspicion:
     tracks = [t for name in ("tokens", "prefilled", "transfers") if (t := view.track("steps", name)) is not None]
     waited = min((t.flat_s for t in tracks), default=0.0)
     if not holds or waited < limits.stalled_s:
-        return Suspicion("stalled")
+        return Suspicion()
     signs = [
         Evidence("steps", None, f"{int(holds)} requests are in it and nothing was computed or sent for {waited:.1f} s")
     ]
     reasons = view.text("steps", "unhealthy")
     if reasons:
         signs.append(Evidence("http", None, f"its gateway's /health answers 503: {reasons}"))
-    return Suspicion("stalled", tuple(signs), enough=bool(reasons))
+    return Suspicion(tuple(signs), enough=bool(reasons))
 
 
 def stalled_s(view: View) -> float:
@@ -347,19 +343,18 @@ def _explained_by_peer(view: View, limits: Limits) -> Evidence | None:
     """A victim shows symptoms; the engine that it waits for has the cause, or is at work."""
     for peer in view.peers():
         state = view.states.get(peer.engine.name)
-        signals: Signal = "counters"
         if state is not None and state.phase == "confirmed":
-            return Evidence(signals, None, f"it waits for {peer.engine.name}, which is confirmed as faulty")
+            return Evidence("counters", None, f"it waits for {peer.engine.name}, which is confirmed as faulty")
         if still_s(peer) >= limits.still_s and peer.engine.kind != "vllm":
-            return Evidence(signals, None, f"it waits for {peer.engine.name}, which stands")
+            return Evidence("counters", None, f"it waits for {peer.engine.name}, which stands")
         fields = ("tokens", "prompted", "finished")
         tracks = [t for name in fields if (t := peer.track("counters", name)) is not None]
         if any(t.moved and view.snapshot.at - t.changed <= limits.stalled_s for t in tracks):
-            return Evidence(signals, None, f"it waits for {peer.engine.name}, which is at work")
+            return Evidence("counters", None, f"it waits for {peer.engine.name}, which is at work")
         busy = peer.busy()
         computes = any(_runs(peer, p) for p in peer.engine.deciders)
         if busy and computes and all(view.snapshot.at - t.changed > 3 for t in busy):
-            return Evidence(signals, None, f"it waits for {peer.engine.name}, which is in one long step")
+            return Evidence("counters", None, f"it waits for {peer.engine.name}, which is in one long step")
     return None
 
 
@@ -379,7 +374,8 @@ def _peer_stalls_too(view: View, limits: Limits) -> Evidence | None:
         pair = (view, peer) if view.engine.role == "prefill" else (peer, view)
         sent, due = pair[0].number("counters", "inflight"), pair[1].number("counters", "transfer")
         if stalled_s(peer) >= limits.stalled_s and (sent or 0) > 0 and (due or 0) > 0:
-            return Evidence("loads", None, f"{peer.engine.name} holds requests in the same transfer, and none ends")
+            said = f"by its own counters {peer.engine.name} holds requests in the same transfer, and none ends"
+            return Evidence("counters", None, said)
     return None
 
 
@@ -408,16 +404,16 @@ def unheard(view: View, limits: Limits) -> Suspicion:
     values = view.values("http")
     silent = view.track("http", "answers")
     if values is None or silent is None or values.get("accepts") is not True or values.get("answers") is not False:
-        return Suspicion("unheard")
+        return Suspicion()
     if not silent.moved and not ready(view):
-        return Suspicion("unheard")  # it may not have begun to serve
+        return Suspicion()  # it may not have begun to serve
     waited = view.snapshot.at - silent.changed
     head = next((p for p in view.engine.procs if p.role in ("launcher", "gateway")), None)
     tracks = [view.proc_track(head, name) for name in ("switches", "ticks")] if head is not None else []
     still = min((t.flat_s for t in tracks if t is not None), default=0.0)
     waits = head is not None and view.text("proc", "state", f"{view.engine.name}/{head.label}") in ("S", "D", "T")
     if head is None or not waits or still < limits.still_s:
-        return Suspicion("unheard")  # it runs, or waits for the CPU: busy, or the machine is
+        return Suspicion()  # it runs, or waits for the CPU: busy, or the machine is
     key = f"{view.engine.name}/launcher"
     signs = [
         Evidence("http", None, f"its port accepts and does not answer, for {max(waited, 1):.0f} s"),
@@ -426,12 +422,12 @@ def unheard(view: View, limits: Limits) -> Suspicion:
     stacks = view.values("stacks", key)
     if stacks is not None and float(stacks["began"]) >= view.snapshot.at - still - FUZZ_S:
         if stacks["idle"]:
-            return Suspicion("unheard", tuple(signs))  # its event loop waits for events: it is not what blocks
+            return Suspicion(tuple(signs))  # its event loop waits for events: it is not what blocks
         if stacks["same"] and stacks["still"]:
             signs.append(Evidence("stacks", head.label, f"identical stacks twice: {stacks['places']}"))
-            return Suspicion("unheard", tuple(signs), enough=silent.looks >= 2 and waited >= limits.unanswered_s)
+            return Suspicion(tuple(signs), enough=silent.looks >= 2 and waited >= limits.unanswered_s)
     blind = isinstance(view.snapshot.readings.get("stacks", {}).get(key), Blind)
-    return Suspicion("unheard", tuple(signs), enough=blind and min(still, waited) >= limits.still_alone_s)
+    return Suspicion(tuple(signs), enough=blind and min(still, waited) >= limits.still_alone_s)
 
 
 def suspicions(view: View, limits: Limits, pace_s: float | None) -> tuple[Suspicion, ...]:

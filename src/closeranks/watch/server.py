@@ -5,17 +5,17 @@ of the engine's own `/health`: 503 exactly while that engine is confirmed as fau
 suspicion, nor because the watch is blind; the body says what is held of it.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping
+from typing import get_args
 
 import msgspec
 from aiohttp import web
 
-from closeranks.watch.snapshot import State
+from closeranks.watch.snapshot import Phase, State
 
 STALE_S = 10.0
-PHASES = ("healthy", "suspect", "excluded", "confirmed", "blind")
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ async def serve(tell: Callable[[], Told], port: int) -> tuple[web.AppRunner, int
     async def states(request: web.Request) -> web.Response:
         told, now = tell(), time.monotonic()
         found = [described(s, now) for _, s in sorted(told.states.items())]
-        return web.json_response({"schema": 1, "states": found}, dumps=json.dumps)
+        return web.json_response({"schema": 1, "states": found})
 
     async def liveness(request: web.Request) -> web.Response:
         state = tell().states.get(request.match_info["engine"])

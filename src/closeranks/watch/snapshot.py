@@ -74,6 +74,16 @@ class EngineSeen(msgspec.Struct, frozen=True):
         return next((p for p in self.procs if p.role == "launcher"), None)
 
     @property
+    def head(self) -> Proc | None:
+        """Its launcher or, of our own engines, its leader: another one is another life of the engine."""
+        return next((p for p in self.procs if p.role in ("launcher", "leader")), None)
+
+    @property
+    def parts(self) -> tuple[Proc, ...]:
+        """Its processes that are known by a role: all but its helpers."""
+        return tuple(p for p in self.procs if p.role != "helper")
+
+    @property
     def life(self) -> frozenset[tuple[int, int]]:
         """Identity of this life of the engine: pid and start time of each process."""
         return frozenset((p.pid, p.start_time) for p in self.procs)

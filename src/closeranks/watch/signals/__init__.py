@@ -16,6 +16,7 @@ from closeranks.watch.snapshot import Blind, EngineSeen, Values
 from closeranks.watch.snapshot import Signal as SignalName
 
 Readings = dict[str, Values | Blind]
+NO_ADDRESS = Blind("its address is not known: no --port among its flags, and no socket of its own can be seen")
 log = structlog.get_logger()
 
 
@@ -38,8 +39,6 @@ class Reader:
     def __init__(self, signal: Signal) -> None:
         self.signal = signal
         self.latest: Mapping[str, Values | Blind] = {}
-        self.seconds = 0.0
-        """Duration of the last reading."""
         self._task: asyncio.Task[Readings] | None = None
         self._began = -1e9
         self._hung = False
@@ -48,7 +47,7 @@ class Reader:
         """Collect a finished reading, give up a late one, begin the next when it is due."""
         now = time.monotonic()
         if self._task is not None and self._task.done():
-            self._collect(now)
+            self._collect()
         if self._task is not None and now - self._began > self.signal.limit_s and not self._hung:
             self._hung = True
             self._task.cancel()
@@ -59,10 +58,9 @@ class Reader:
             self._engines = engines
             self._task = asyncio.create_task(self.signal.read(engines, urgent), name=f"signal {self.signal.name}")
 
-    def _collect(self, now: float) -> None:
+    def _collect(self) -> None:
         task, self._task = self._task, None
         assert task is not None
-        self.seconds = now - self._began
         if task.cancelled():
             return
         error = task.exception()

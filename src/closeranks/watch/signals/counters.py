@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Sequence
 
-from closeranks.watch.signals import Readings
+from closeranks.watch.signals import NO_ADDRESS, Readings
 from closeranks.watch.signals.fetch import Answer, Client
 from closeranks.watch.snapshot import Blind, EngineSeen, Values
 from closeranks.watch.snapshot import Signal as SignalName
@@ -112,7 +112,7 @@ class CountersSignal:
 
     async def _one(self, engine: EngineSeen) -> tuple[str, Values | Blind]:
         if engine.url is None:
-            return engine.name, Blind("its address is not known: give --url")
+            return engine.name, NO_ADDRESS
         answer = await self._client.get(f"{engine.url}/metrics")
         at = time.monotonic()
         self.answers[engine.name] = (at, answer)
@@ -149,9 +149,7 @@ class HttpSignal:
             last = self._counters.answers.get(engine.name)
             if last is None:
                 if engine.kind != "closeranks":
-                    found[engine.name] = Blind(
-                        "not asked yet" if engine.url else "its address is not known: give --url"
-                    )
+                    found[engine.name] = Blind("not asked yet") if engine.url else NO_ADDRESS
                 continue
             at, answer = last
             found[engine.name] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from closeranks.watch.signals import Readings
+from closeranks.watch.signals import NO_ADDRESS, Readings
 from closeranks.watch.signals.fetch import Client
 from closeranks.watch.snapshot import Blind, EngineSeen, Values
 from closeranks.watch.snapshot import Signal as SignalName
@@ -71,7 +71,7 @@ class LoadsSignal:
 
     async def _one(self, engine: EngineSeen) -> tuple[str, Values | Blind]:
         if engine.url is None:
-            return engine.name, Blind("its address is not known: give --url")
+            return engine.name, NO_ADDRESS
         answer = await self._client.get(f"{engine.url}/v1/loads")
         values = parse(answer.body) if answer.ok else None
         if values is None:

@@ -68,7 +68,6 @@ class Followed:
         self.crash = self.thread = ""
         self.lines = 0
         self.skipped = 0
-        self.last = time.monotonic()
 
     def look(self) -> None:
         """Read what is new. Raises OSError when no file can be read."""
@@ -97,7 +96,6 @@ class Followed:
             return
         *lines, rest = (self.rest.get(path, b"") + data).split(b"\n")
         self.rest[path] = rest[-65536:]
-        self.last = time.monotonic()
         for line in lines:
             self.line(line)
 
@@ -172,7 +170,7 @@ class LogSignal:
             if not paths:
                 found[engine.name] = Blind(f"its output goes to no file: give --log {engine.name}=FILE")
                 continue
-            head = engine.launcher or engine.procs[0]
+            head = engine.head or engine.procs[0]
             life = (head.pid, head.start_time)
             old = self._followed.get(engine.name)
             if old is None or old[1].paths != paths:

@@ -1,7 +1,8 @@
 """The active probe: one short request through the real prefill → decode path, with real KV transfer and its own id.
 
-Health endpoints do not cross the KV path; this does. A probe that does not end in time is aborted on both sides. Its
-failure says something only while the counters do not move either: a saturated pair fails probes in good health.
+Health endpoints do not cross the KV path; this does. A probe that does not end in time is given up by closing its
+connection, and SGLang's is aborted by its id on both sides. Its failure says something only while the counters do not
+move either: a saturated pair fails probes in good health.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from closeranks.watch.snapshot import Blind, EngineSeen
 from closeranks.watch.snapshot import Signal as SignalName
 
 PREFIX = "closeranks-probe-"
-"""Of the ids of all probes, so that they can be told from users' requests, and aborted by it."""
+"""Of the ids of probes where the endpoint takes one, so that they can be told from users' requests, and aborted."""
 LIMIT_S = 10.0
 PROMPT = "1 2 3 4 5 6 7 8"
 

@@ -25,7 +25,7 @@ class ProcSignal:
         """The reading itself; blocking."""
         found: Readings = {}
         for engine in engines:
-            for proc in (p for p in engine.procs if p.role != "helper"):
+            for proc in engine.parts:
                 found[f"{engine.name}/{proc.label}"] = one(proc)
         return found
 

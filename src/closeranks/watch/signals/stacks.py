@@ -52,11 +52,6 @@ class Rounds:
     """What the state machine takes from it."""
 
 
-def ours(engine: EngineSeen) -> list[Proc]:
-    """The processes of an engine worth a dump."""
-    return [p for p in engine.procs if p.role != "helper"]
-
-
 @dataclass
 class Dumping:
     """When the last dump ended of which engines (infinity: it goes on): their context switches until then are ours."""
@@ -102,17 +97,17 @@ async def _dump(engines: Iterable[EngineSeen]) -> dict[str, str]:
         async with slots:
             return f"{engine.name}/{process.label}", await capture.stacks(process.pid, PY_SPY_S)
 
-    return dict(await asyncio.gather(*(one(e, p) for e in engines for p in ours(e))))
+    return dict(await asyncio.gather(*(one(e, p) for e in engines for p in e.parts)))
 
 
 def _quiet(engines: Sequence[EngineSeen]) -> tuple[Readings, dict[str, str]]:
-    texts = {f"{e.name}/{p.label}": capture.proc(p.pid) for e in engines for p in ours(e)}
-    return {f"{e.name}/{p.label}": proc.one(p) for e in engines for p in ours(e)}, texts
+    texts = {f"{e.name}/{p.label}": capture.proc(p.pid) for e in engines for p in e.parts}
+    return {f"{e.name}/{p.label}": proc.one(p) for e in engines for p in e.parts}, texts
 
 
 def judge(rounds: Rounds) -> Readings:
-    """Engine → `began, at, read, of, same, still, seconds, idle, startup, updating, slow, places, lacks`, and the same
-    in small for `engine/launcher`. Blind when no stack could be read."""
+    """Engine → `began, at, read, of, same, still, seconds, idle, startup, updating, slow, places, lacks,
+    transfer_still`, and the same of its frontend alone for `engine/launcher`. Blind when no stack could be read."""
     found: Readings = {}
     for engine in rounds.engines:
         heads = [p for p in engine.procs if p.role in ("launcher", "gateway")]

@@ -74,7 +74,7 @@ class StepsSignal:
                 }
         for engine in ours:
             if engine.url is None:
-                found[engine.name] = Blind("its gateway's address is not known: give --url")
+                found[engine.name] = Blind("its gateway's address is not known: no socket of its own can be seen")
         return found
 
 
