@@ -195,6 +195,7 @@ def test_its_own_endpoints() -> None:
     "argv",
     [
         ["--interval", "99"], ["--probe", "often"], ["--log", "x"], ["--url", "127.0.0.1:1"], ["--port", "x"],
+        ["--url", "http://127.0.0.1"], ["--url", "http://127.0.0.1:x"],
         ["--config", "/nonexistent.yaml"],
     ],
 )  # fmt: skip

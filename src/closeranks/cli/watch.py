@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -19,7 +20,7 @@ from closeranks.watch.settings import Settings
 HELP = "watch the engines on this machine: see a wedge in seconds, keep the evidence, say what it is"
 _OPTIONS = options([Settings, _recover.POLICY], frozenset())
 ONCE_S = 8.0
-"""`--once` looks at least so long, and at most `ONCE_LIMIT_S` while something is undecided."""
+"""`--once` looks so long, shorter once all is confirmed and kept, and up to `ONCE_LIMIT_S` under a suspicion."""
 ONCE_LIMIT_S = 45.0
 
 
@@ -44,8 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 sound (or ended by a signal), 1 a finding, 2 usage, 3 nothing to see or could not judge."""
     make_unfailing()
-    if args.auto:
-        del args.auto
     try:
         values = gather(args, _OPTIONS)
         settings = Settings(**only(Settings, values))
@@ -79,8 +78,17 @@ def _wrong(settings: Settings) -> str:
     bad = next((entry for entry in settings.log if "=" not in entry), None)
     if bad is not None:
         return f"--log {bad}: ENGINE=FILE, with an engine's name as `closeranks watch --check` shows it"
-    bad = next((url for url in settings.url if not url.startswith(("http://", "https://"))), None)
+    bad = next((url for url in settings.url if not _is_address(url)), None)
     return f"--url {bad}: an address such as http://127.0.0.1:30000" if bad is not None else ""
+
+
+def _is_address(url: str) -> bool:
+    """Whether it is one that says its port: engines are told apart by it."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and parts.port is not None
+    except ValueError:  # a port that is none
+        return False
 
 
 def _log_to_stderr(as_json: bool) -> None:
@@ -221,7 +229,7 @@ async def _once(settings: Settings, as_json: bool) -> int:
         await asyncio.sleep(0.25)
         open_ones = [s for s in watch.states.values() if s.phase in ("suspect", "blind")]
         confirmed = [s for s in watch.states.values() if s.phase == "confirmed"]
-        if waited >= ONCE_S and (not open_ones or not any(s.phase == "suspect" for s in open_ones)):
+        if waited >= ONCE_S and not any(s.phase == "suspect" for s in open_ones):
             break
         if confirmed and len(watch.incidents) >= len(confirmed) and not open_ones:
             break

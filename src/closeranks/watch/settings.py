@@ -16,7 +16,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What is watched and how."""
 
     url: tuple[str, ...] = ()
-    """Watch the engines that listen at these addresses only (`http://127.0.0.1:30000`)."""
+    """Watch the engines of this machine that listen on the ports of these addresses only (`http://127.0.0.1:30000`)."""
     pid: tuple[int, ...] = ()
     """Watch the engines that these processes belong to only."""
     log: tuple[str, ...] = ()
