@@ -169,6 +169,8 @@ def test_json_or_a_call() -> None:
         ({"$ref": "#/$defs/missing"}, "missing"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "without end"),
         ({"type": "string", "pattern": "(?=a)b"}, "looks ahead"),
+        ({"type": "string", "pattern": "a*+a"}, "without giving back"),
+        ({"type": "string", "pattern": "x|(b{2}+c)*"}, "without giving back"),
         ({"type": "string", "pattern": "a{5000}"}, "128"),
         ({"type": "string", "pattern": "("}, "regular"),
         ({"type": "integer", "minimum": 5, "maximum": 4}, "bounds"),

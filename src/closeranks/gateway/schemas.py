@@ -2,12 +2,12 @@
 
 The engine ignores keywords that it does not know, so a schema would be promised and not kept. `Cleaner` therefore
 either refuses what is not enforced (`strict`), naming the place, or leaves it out, node by node, and the rest holds.
-What bounds size, depth and repetition bounds the time that an engine compiles, during which it serves nobody.
+What bounds size, depth and repetition bounds the time that an engine compiles, for which the request waits.
 """
 
 import math
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from re import _constants as re_constants  # type: ignore[attr-defined]
 from re import _parser as re_parser  # type: ignore[attr-defined]
 from typing import Any
@@ -388,7 +388,10 @@ def _check_pattern(pattern: Any, at: str) -> None:
         raise _fail(at, f"`pattern` is no regular expression: {error}") from error
     if _CONTROL.search(pattern):
         raise _fail(at, "`pattern` holds control characters: write them as escapes")
-    if not _plain(re_parser.parse(pattern)):
+    parsed = re_parser.parse(pattern)
+    if re_constants.POSSESSIVE_REPEAT in set(_operations(parsed)):
+        raise _fail(at, "`pattern` cannot be enforced: it repeats without giving back (`*+`, `++`, `?+`, `{…}+`)")
+    if not _plain(parsed):
         raise _fail(at, "`pattern` cannot be enforced: all it matches hold quotes, backslashes or control characters")
     if _NO_REGEX.search(pattern):
         said = "looks ahead or behind, names groups, refers back, or has anchors inside"
@@ -398,6 +401,17 @@ def _check_pattern(pattern: Any, at: str) -> None:
         product *= max(1, int(high or low))
     if product > MAX_PATTERN_REPEAT:
         raise _fail(at, f"`pattern` repeats more than {MAX_PATTERN_REPEAT} times")
+
+
+def _operations(parts: Any) -> Iterator[Any]:
+    """Every operation of a parsed pattern. (What stands in groups that `_NO_REGEX` refuses is not looked at.)"""
+    for operation, argument in parts:
+        yield operation
+        if operation is re_constants.BRANCH:
+            for branch in argument[1]:
+                yield from _operations(branch)
+        elif operation in (re_constants.SUBPATTERN, re_constants.MAX_REPEAT, re_constants.MIN_REPEAT):
+            yield from _operations(argument[-1])
 
 
 def _plain(parts: Any) -> bool:
