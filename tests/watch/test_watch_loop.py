@@ -137,6 +137,25 @@ def test_another_life_that_is_confirmed_gets_a_bundle_of_its_own(
     assert asyncio.run(go()) == 2
 
 
+def test_incidents_are_counted_beyond_those_that_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> tuple[int, int]:
+        watch = Watch(Settings(bundle_dir=str(tmp_path)))
+        watch.on_change = lambda old, state: None
+
+        async def kept(*_: object) -> Incident:
+            return Incident(NAME, 0.0, ())
+
+        monkeypatch.setattr(watch.keeper, "keep", kept)
+        for number in range(53):
+            watch._changed(None, State(f"decode-{number}", "confirmed", (), 0.0))
+        await watch.close(500)
+        return len(watch.incidents), watch.told().incidents
+
+    assert asyncio.run(go()) == (50, 53)
+
+
 def test_a_failure_of_who_is_told_is_said_and_the_watch_goes_on(tmp_path: Path) -> None:
     async def go() -> None:
         watch = Watch(Settings(bundle_dir=str(tmp_path)))
