@@ -65,7 +65,11 @@ def run(args: argparse.Namespace) -> int:
         return 0 if found["ok"] else 3
     if args.once:
         return asyncio.run(_once(settings, args.json))
-    after = Afterwards(recovery if args.act else None, args.webhook, args.notify, args.json)
+    try:
+        after = Afterwards(recovery if args.act else None, args.webhook, args.notify, args.json)
+    except ValueError as error:
+        print(f"closeranks watch: --notify: {error}", file=sys.stderr)
+        return 2
     return asyncio.run(_watch(settings, args.json, after))
 
 

@@ -9,7 +9,6 @@
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Protocol
 
@@ -56,8 +55,6 @@ class Actor:
         self._window_s, self._gather_s = window_s, gather_s
         self._one = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._covered: dict[str, float] = {}
-        """Engine → epoch seconds at which the last plan that had it to blame was over."""
 
     async def begin(self) -> None:
         """In the background: resume, then keep in mind how engines are started while they can tell."""
@@ -97,14 +94,16 @@ class Actor:
             await asyncio.to_thread(self._recovery.remember, self._watch.snapshot.engines)
             await asyncio.sleep(REMEMBER_S)
 
-    async def _recover(self, found: Incident) -> None:
+    async def _recover(self, found: Incident, after_s: float = 0.0) -> None:
+        """One plan, unless another one has brought the engine back. One that is refused for a while (cool-down,
+        ceiling) is tried again after it."""
+        await asyncio.sleep(after_s)
         async with self._one:
-            if found.began <= self._covered.get(found.engine, 0.0):
-                log.info("incident is covered by the last recovery", engine=found.engine)
+            if not self._confirmed(found.engine):
+                log.info("engine is confirmed no longer", engine=found.engine)
                 return
             await asyncio.sleep(self._gather_s)
-            states = self._watch.states
-            blamed = {name for name, state in states.items() if state.phase == "confirmed"} | {found.engine}
+            blamed = {name for name in self._watch.states if self._confirmed(name)} | {found.engine}
             engines = self._watch.snapshot.engines
             case = Case(
                 blamed=tuple(sorted(blamed & {e.name for e in engines})) or (found.engine,),
@@ -113,8 +112,13 @@ class Actor:
                 summary=found.verdict.summary,
             )
             outcome = await self._recovery.recover(case, engines, await loops_of(engines, self._window_s))
-            self._covered |= dict.fromkeys(blamed, time.time())
             self._told(case, outcome)
+            if outcome.wait_s is not None:
+                self._do(self._recover(found, outcome.wait_s))
+
+    def _confirmed(self, engine: str) -> bool:
+        state = self._watch.states.get(engine)
+        return state is not None and state.phase == "confirmed"
 
 
 async def loops_of(engines: Sequence[EngineSeen], window_s: float = WINDOW_S) -> Mapping[str, Loop]:

@@ -1,0 +1,104 @@
+"""From incidents to recoveries: one at a time, what is refused for a while is tried again, what is well left alone."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from closeranks.watch.incident import Incident
+from closeranks.watch.recover import Outcome
+from closeranks.watch.recover_act import Actor
+from closeranks.watch.recover_state import Case, Loop
+from closeranks.watch.snapshot import EngineSeen, Phase, Snapshot, State
+
+
+class Watch:
+    """Holds the engines that it names as confirmed."""
+
+    def __init__(self, *confirmed: str) -> None:
+        self.phases: dict[str, Phase] = dict.fromkeys(confirmed, "confirmed")
+        self.snapshot = Snapshot(0.0, 0.0, (), {})
+
+    @property
+    def states(self) -> dict[str, State]:
+        return {name: State(name, phase, (), 0.0, ()) for name, phase in self.phases.items()}
+
+
+class Recovery:
+    """Answers with the outcomes that it is given, one after the other; a recovered engine is healthy."""
+
+    def __init__(self, watch: Watch, *outcomes: Outcome) -> None:
+        self.watch, self.outcomes = watch, list(outcomes)
+        self.cases: list[Case] = []
+        self.now = 0
+
+    async def resume(self) -> Outcome | None:
+        return None
+
+    def remember(self, engines: Sequence[EngineSeen]) -> None:
+        pass
+
+    async def recover(self, case: Case, engines: Sequence[EngineSeen], loops: Mapping[str, Loop]) -> Outcome:
+        self.now += 1
+        assert self.now == 1, "two plans at once"
+        await asyncio.sleep(0)
+        self.now -= 1
+        self.cases.append(case)
+        outcome = self.outcomes.pop(0)
+        if outcome.status == "recovered":
+            self.watch.phases |= dict.fromkeys(self.watch.phases, "healthy")
+        return outcome
+
+
+RECOVERED = Outcome(status="recovered", says="")
+LATER = Outcome(status="refused", says="cool-down", wait_s=0.01)
+NEVER = Outcome(status="refused", says="no command line")
+
+
+@pytest.mark.parametrize(
+    ("incidents", "outcomes"),
+    [
+        (["decode"], [RECOVERED]),
+        (["decode"], [LATER, LATER, RECOVERED]),
+        (["decode"], [NEVER]),
+        (["decode", "prefill"], [RECOVERED]),  # one plan brought both back
+        (["decode", "decode"], [LATER, LATER, RECOVERED]),
+    ],
+)
+def test_each_incident_ends_with_a_plan_that_ran_or_cannot(incidents: list[str], outcomes: list[Outcome]) -> None:
+    async def main() -> tuple[Recovery, list[Outcome]]:
+        watch = Watch("decode", "prefill")
+        recovery, told = Recovery(watch, *outcomes), list[Outcome]()
+        over = asyncio.Event()
+
+        def tell(case: Case | None, outcome: Outcome) -> None:
+            told.append(outcome)
+            if not recovery.outcomes:
+                over.set()
+
+        actor = Actor(recovery, watch, tell, window_s=0.0, gather_s=0.0)  # type: ignore[arg-type]
+        for engine in incidents:
+            await actor.on_incident(Incident(engine, 0.0, ()))
+        await asyncio.wait_for(over.wait(), 20)
+        while actor._tasks:
+            await asyncio.wait(actor._tasks)
+        await actor.close()
+        return recovery, told
+
+    recovery, told = asyncio.run(main())
+    assert told == outcomes
+    assert recovery.outcomes == []
+
+
+def test_an_engine_that_moves_again_is_left_alone() -> None:
+    async def main() -> list[Case]:
+        watch = Watch("decode")
+        recovery = Recovery(watch)
+        actor = Actor(recovery, watch, window_s=0.0, gather_s=0.0)  # type: ignore[arg-type]
+        watch.phases["decode"] = "healthy"
+        await actor.on_incident(Incident("decode", 0.0, ()))
+        while actor._tasks:
+            await asyncio.wait(actor._tasks)
+        return recovery.cases
+
+    assert asyncio.run(main()) == []
