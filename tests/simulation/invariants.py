@@ -4,6 +4,7 @@ from typing import Any
 
 from closeranks.engine.leader import rooms as r
 from closeranks.engine.leader.core import Leader
+from closeranks.engine.leader.peers import UP
 from closeranks.protocol import Send
 from tests.simulation.world import Violation
 
@@ -83,7 +84,7 @@ def residue(leader: Leader, desk: object) -> None:
         "rooms of gone instances": [list(gone.rooms) for gone in leader.peers.gone.values() if gone.rooms],
         "entries of the book": list(desk.book.entries),  # type: ignore[attr-defined]
         "transfers of the book": list(desk.book.transfers),  # type: ignore[attr-defined]
-        "fences": [link.name for link in leader.peers.links.values() if link.fence],
+        "fences": [link.name for link in leader.peers.links.values() if link.fence and link.state == UP],
         "users of grammars": [x.text for x in desk.grammars.known.values() if x.users],  # type: ignore[attr-defined]
         "latest": leader.rooms.latest,
     }

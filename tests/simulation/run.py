@@ -5,6 +5,7 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+from closeranks.engine.leader.peers import UP
 from tests.simulation import invariants
 from tests.simulation.coverage import Coverage
 from tests.simulation.gateway import Client, Gateway
@@ -204,7 +205,7 @@ class Run:
             leader = engine.life.leader
             if not engine.life.alive or leader.state != "ready" or leader.rooms.open or leader.rooms.closing:
                 return False
-            if any(link.fence for link in leader.peers.links.values()):
+            if any(link.fence and link.state == UP for link in leader.peers.links.values()):
                 return False
             if leader.handover.transfers or any(gone.rooms for gone in leader.peers.gone.values()):
                 return False

@@ -103,11 +103,17 @@ def test_a_minute_of_seeds() -> None:
     """Other seeds than the quick ones; how many depends on the machine, what they must hold does not."""
     outcome: Counter[str] = Counter()
     stop_at = time.monotonic() + 60
-    seed = 1000
-    while time.monotonic() < stop_at:
+    for seed in range(1000, 1100):
         outcome += play(seed, 30_000).outcome()
-        seed += 1
+        if time.monotonic() > stop_at:
+            break
     assert outcome["done"] > 100
+
+
+@pytest.mark.slow
+def test_an_engine_that_vanishes_behind_a_fence_leaves_nothing_that_counts() -> None:
+    """Prefill keeps the fence of a decode engine that is never heard again: no silence proves its pages freed."""
+    play(1037, 30_000)
 
 
 @pytest.mark.slow

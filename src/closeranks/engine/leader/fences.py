@@ -16,6 +16,8 @@ was sending ends retryable. Everything else goes on.
 
 A rank that has not dropped within `transfer_stall_s` in which its transfer thread did not advance is a fault: the end
 of its process is the other proof. An instance that is replaced meanwhile takes its fence with it (`Peers.replace`).
+Prefill keeps the fence of a decode engine that is not heard again, since no silence proves that its pages were freed:
+one link without rooms, until that engine or its successor says Hello.
 """
 
 from __future__ import annotations
