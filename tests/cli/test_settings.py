@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from closeranks.cli import _settings
+from closeranks.cli import _settings, watch
 
 
 class Part(msgspec.Struct):
@@ -40,6 +40,14 @@ def test_docstring_is_the_help() -> None:
 
 def test_nothing_set_gives_nothing() -> None:
     assert settle([]) == {}
+
+
+def test_a_command_s_variables_may_have_a_prefix_of_their_own() -> None:
+    """`serve` and `watch` both have a port; a host that sets one for `serve` does not move the other's."""
+    known = watch._OPTIONS
+    args = argparse.Namespace()
+    assert _settings.gather(args, known, {"CLOSERANKS_PORT": "8000"}) == {}
+    assert _settings.gather(args, known, {"CLOSERANKS_WATCH_PORT": "8000"}) == {"port": 8000}
 
 
 def test_precedence(tmp_path: Path) -> None:

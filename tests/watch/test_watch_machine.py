@@ -173,8 +173,9 @@ def test_saturation_is_no_stall() -> None:
     assert set(film.looks(60, **how)) == {"healthy"}
 
 
-def test_an_unseen_prefill_gets_time_in_proportion_to_what_was_healthy() -> None:
-    how: dict[str, Any] = {"numbers": {"transfer": 3.0}, "tokens": "stands", "stacks": {"transfer_still": True}}
+@pytest.mark.parametrize("second", [{"stacks": {"transfer_still": True}}, {"probe": {"ok": False}}])
+def test_an_unseen_prefill_gets_time_in_proportion_to_what_was_healthy(second: dict[str, Any]) -> None:
+    how: dict[str, Any] = {"numbers": {"transfer": 3.0}, "tokens": "stands", **second}
     fast, slow = Film(), Film()
     fast.looks(4)
     assert "confirmed" in fast.looks(30, **how)

@@ -10,7 +10,7 @@ import ast
 import inspect
 import os
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ class Option(msgspec.Struct, frozen=True):
     type: Any
     default: Any
     help: str
+    prefix: str = "CLOSERANKS_"
 
     @property
     def flag(self) -> str:
@@ -44,11 +45,16 @@ class Option(msgspec.Struct, frozen=True):
 
     @property
     def variable(self) -> str:
-        return "CLOSERANKS_" + self.name.upper()
+        return self.prefix + self.name.upper()
 
 
-def options(structs: Iterable[type[msgspec.Struct]], leave_out: frozenset[str]) -> list[Option]:
-    """The settings of several structs, each name once (a name means the same everywhere), in order of appearance."""
+def options(
+    structs: Iterable[type[msgspec.Struct]], leave_out: frozenset[str], prefix: str = "CLOSERANKS_"
+) -> list[Option]:
+    """The settings of several structs, each name once (a name means the same everywhere), in order of appearance.
+
+    `prefix`: of their variables; a command whose names mean something else than those of `serve` has its own.
+    """
     found: dict[str, Option] = {}
     for struct in structs:
         docs = _field_docs(struct)
@@ -56,7 +62,7 @@ def options(structs: Iterable[type[msgspec.Struct]], leave_out: frozenset[str]) 
             if field.name in leave_out or field.name in found:
                 continue
             default = field.default_factory() if callable(field.default_factory) else field.default
-            found[field.name] = Option(field.name, field.type, default, docs.get(field.name, ""))
+            found[field.name] = Option(field.name, field.type, default, docs.get(field.name, ""), prefix)
     return list(found.values())
 
 
@@ -79,7 +85,7 @@ def add_flags(parser: argparse.ArgumentParser, known: Iterable[Option]) -> None:
 
 
 def gather(
-    args: argparse.Namespace, known: Iterable[Option], environment: Mapping[str, str] = os.environ
+    args: argparse.Namespace, known: Sequence[Option], environment: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
     """The values that were set anywhere, by name, converted to their types.
 
@@ -87,7 +93,7 @@ def gather(
     """
     by_name = {option.name: option for option in known}
     values: dict[str, Any] = {}
-    path = getattr(args, "config", None) or environment.get("CLOSERANKS_CONFIG")
+    path = getattr(args, "config", None) or environment.get(known[0].prefix + "CONFIG")
     if path:
         for key, value in _read_yaml(path).items():
             name = str(key).replace("-", "_")

@@ -24,7 +24,7 @@ from closeranks.watch.recover_state import Case, Refusal
 from closeranks.watch.snapshot import EngineSeen
 
 HELP = "bring wedged engines back: end their process trees, start them, check the path (or show how, with --dry-run)"
-_OPTIONS = options([_recover.POLICY], frozenset())
+_OPTIONS = options([_recover.POLICY], frozenset(), "CLOSERANKS_WATCH_")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

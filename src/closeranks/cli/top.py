@@ -19,7 +19,7 @@ from closeranks.watch.recover import default_folder
 from closeranks.watch.settings import Settings
 
 HELP = "engines, ranks and what each does, live; takes no stacks and changes nothing"
-_OPTIONS = options([Settings], frozenset({"log", "probe", "probe_url", "port", "wait_s"}))
+_OPTIONS = options([Settings], frozenset({"log", "probe", "probe_url", "port", "wait_s"}), "CLOSERANKS_WATCH_")
 _COLOURS = {"healthy": "green", "suspect": "yellow", "confirmed": "bold red", "excluded": "cyan", "blind": "magenta"}
 SETTLE_LOOKS = 3
 """Looks of `--once`: rates need two, and a state three."""

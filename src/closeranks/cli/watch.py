@@ -18,7 +18,7 @@ from closeranks.output import make_unfailing
 from closeranks.watch.settings import Settings
 
 HELP = "watch the engines on this machine: see a wedge in seconds, keep the evidence, say what it is"
-_OPTIONS = options([Settings, _recover.POLICY], frozenset())
+_OPTIONS = options([Settings, _recover.POLICY], frozenset(), "CLOSERANKS_WATCH_")
 ONCE_S = 8.0
 """`--once` looks so long, shorter once all is confirmed and kept, and up to `ONCE_LIMIT_S` under a suspicion."""
 ONCE_LIMIT_S = 45.0

@@ -282,11 +282,12 @@ def stalled(view: View, limits: Limits, pace_s: float | None) -> Suspicion:
         return Suspicion((sign,), excluded=(explained,))
     if waited < limits.stalled_s:
         return Suspicion((sign,))
+    long = _outlasts_an_unseen_prefill(view, limits, waited, pace_s)
     seconds: list[Callable[[], Evidence | None]] = [
-        lambda: _probe_failed(view, waited),
+        lambda: _probe_failed(view, waited) if long else None,
         lambda: _peer_stalls_too(view, limits),
         lambda: _helper_lacks(view),
-        lambda: _helpers_stand(view, limits, waited, pace_s),
+        lambda: _helpers_stand(view) if long else None,
     ]
     found = [evidence for ask in seconds if (evidence := ask()) is not None]
     return Suspicion((sign, *found), enough=bool(found))
@@ -384,19 +385,26 @@ def _helper_lacks(view: View) -> Evidence | None:
     return Evidence("stacks", None, f"a helper thread that its role needs is missing: {lacks}") if lacks else None
 
 
-def _helpers_stand(view: View, limits: Limits, waited: float, pace_s: float | None) -> Evidence | None:
-    """The threads that move KV did nothing between two dumps.
-
-    They do nothing either while a prefill engine elsewhere computes one long prompt; so this counts only when the
-    stall is long beside the longest healthy wait of this engine, or prefill is in view and was found not at work.
-    """
+def _helpers_stand(view: View) -> Evidence | None:
+    """The threads that move KV did nothing between two dumps."""
     if not view.says("stacks", "transfer_still"):
         return None
-    if not any(True for _ in view.peers()):
-        bound = limits.stalled_unseen_s if pace_s is None else max(limits.stalled_s, 3 * pace_s)
-        if waited < min(bound, limits.stalled_unseen_s):
-            return None
     return Evidence("stacks", None, "its transfer threads did nothing between two dumps")
+
+
+def _outlasts_an_unseen_prefill(view: View, limits: Limits, waited: float, pace_s: float | None) -> bool:
+    """Whether no healthy prefill engine elsewhere explains the stall.
+
+    While one computes a long prompt, transfer threads stand and a probe of the same path does not end either. So these
+    count once the stall is long beside the longest healthy wait of this engine, or prefill is in view and was found not
+    at work. An engine that does both itself has nobody to wait for; of vLLM's, which may be called both in a pair, that
+    is not known.
+    """
+    alone = view.engine.role == "both" and view.engine.kind != "vllm"
+    if alone or any(True for _ in view.peers()):
+        return True
+    bound = limits.stalled_unseen_s if pace_s is None else max(limits.stalled_s, 3 * pace_s)
+    return waited >= min(bound, limits.stalled_unseen_s)
 
 
 def unheard(view: View, limits: Limits) -> Suspicion:

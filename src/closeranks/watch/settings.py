@@ -1,4 +1,4 @@
-"""Settings of the watch. Each is a flag, a variable (`CLOSERANKS_` and the name in capitals) and a YAML key."""
+"""Settings of the watch. Each is a flag, a variable (`CLOSERANKS_WATCH_` and the name in capitals) and a YAML key."""
 
 import os
 from pathlib import Path
