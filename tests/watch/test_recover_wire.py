@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -186,7 +187,10 @@ def test_a_router_is_drained_and_the_worker_comes_back_as_it_was() -> None:
             router.answers["GET /workers"] = listed("http://127.0.0.1:1", engine.url)
             router.answers["DELETE /workers/id-1"] = (202, {})
             wire = Wire(router.url)
+            one = (await wire.listed({"p": one}))["p"]
             assert "id-1" in await wire.drain(one)
+            await wire.close()  # recovery is killed here; what it kept of the engine is enough for another
+            wire, one = Wire(router.url), msgspec.json.decode(msgspec.json.encode(one), type=Endpoint)
             router.answers["GET /workers"] = listed("http://127.0.0.1:1")
             added: list[Any] = []
 
@@ -223,10 +227,30 @@ def test_one_that_was_taken_out_is_out_while_the_router_does_not_answer() -> Non
             router.answers["GET /workers"] = listed(engine.url)
             router.answers["DELETE /workers/id-0"] = (202, {})
             wire = Wire(router.url)
+            one = (await wire.listed({"d": one}))["d"]
             await wire.drain(one)
+            await wire.close()
+            wire = Wire(router.url)
             router.answers["GET /workers"] = (503, {})
             with pytest.raises(StepFailed, match="no list of workers"):
                 await wire.admit(one, 1.0)
+            await wire.close()
+
+    asyncio.run(main())
+
+
+def test_one_that_the_router_did_not_list_is_not_taken_out() -> None:
+    """How it was listed would not be known afterwards."""
+
+    async def main() -> None:
+        async with servers(2) as (router, engine):
+            one = Endpoint(name="d", kind="sglang", role="decode", url=engine.url)
+            wire = Wire(router.url)
+            router.answers["GET /workers"] = (503, {})
+            one = (await wire.listed({"d": one}))["d"]
+            router.answers["GET /workers"] = listed(engine.url)
+            with pytest.raises(StepFailed, match="did not list"):
+                await wire.drain(one)
             await wire.close()
 
     asyncio.run(main())

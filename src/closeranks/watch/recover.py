@@ -127,7 +127,7 @@ class Recovery:
         self.folder, self.policy = folder, policy
         self._choices = choices or {}
         self._platforms, self._clock, self._show = platforms, clock, show
-        self._wire = wire or (lambda: Wire(policy.router))
+        self._wire = wire or (lambda: Wire(policy.router, policy.router_key))
         self._remembered: dict[str, tuple[Process, Launch]] = {}
 
     @property
@@ -273,7 +273,7 @@ class Recovery:
     ) -> tuple[Plan | Refusal, Facts]:
         targets: dict[str, Target] = {}
         sides = []
-        ends = {engine.name: endpoint_of(engine) for engine in engines}
+        ends = await wire.listed({engine.name: endpoint_of(engine) for engine in engines})
         versions = await asyncio.gather(*(wire.version(ends[e.name]) for e in engines))
         obstacles: dict[str, str] = {}
         for engine in engines:

@@ -62,6 +62,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     serves the same model here; where several could be, none is touched."""
     router: str = ""
     """Address of the router or gateway before the engines: drained and admitted there, checked through it."""
+    router_key: str = ""
+    """Its key; rather as a variable than as a flag, which `ps` shows."""
     resume_within_s: float = 900.0
     """An interrupted plan that is older is closed, not gone on with."""
 

@@ -46,6 +46,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """As of `Side`."""
     bootstrap_port: int = 8998
     key: str = ""
+    listed: dict[str, Any] | None = None
+    """As the router listed it when the plan was made; None: it did not, so nothing takes it out."""
 
     @property
     def host(self) -> str:
@@ -68,6 +70,11 @@ def endpoint_of(engine: EngineSeen) -> Endpoint:
         bootstrap_port=int(port) if port.isdigit() else 8998,
         key=flag(engine.argv, "--api-key") or "",
     )
+
+
+def _own(workers: Sequence[dict[str, Any]], one: Endpoint) -> dict[str, Any] | None:
+    """The engine in a router's list, by its address."""
+    return next((worker for worker in workers if str(worker.get("url", "")).rstrip("/") == one.url), None)
 
 
 def group_of(engine: EngineSeen) -> str:
@@ -96,7 +103,6 @@ class Wire:
         self.router = router.rstrip("/")
         self._router_headers = {"Authorization": f"Bearer {router_key}"} if router_key else {}
         self._session: aiohttp.ClientSession | None = None
-        self._removed: dict[str, dict[str, Any]] = {}
 
     async def close(self) -> None:
         if self._session is not None:
@@ -113,20 +119,31 @@ class Wire:
                 return str(said["version"])
         return ""
 
+    async def listed(self, ends: Mapping[str, Endpoint]) -> dict[str, Endpoint]:
+        """The same with what the router says of each, for `admit` of a later life of this process too."""
+        if not self.router:
+            return dict(ends)
+        try:
+            workers = await self._workers()
+        except StepFailed:
+            return dict(ends)  # `drain` will ask again and say it
+        return {name: msgspec.structs.replace(one, listed=_own(workers, one)) for name, one in ends.items()}
+
     async def drain(self, one: Endpoint) -> str:
         """Take the engine out of the router, where that can be told so. Raises StepFailed."""
         if not self.router:
             return "no router is known: requests of this time fail or wait"
-        known = await self._worker(one)
+        known = _own(await self._workers(), one)
         if known is None:
             return f"the router does not list {one.url}"
+        if one.listed is None:
+            raise StepFailed(f"the router did not list {one.url} when the plan was made: not taken out")
         worker = str(known.get("id") or one.url)
         answer = await self._call(
             "DELETE", f"{self.router}/workers/{quote(worker, safe='')}", ROUTER_S, headers=self._router_headers
         )
         if answer.status >= 300:
             raise StepFailed(f"the router did not take {one.name} out: {answer.status}")
-        self._removed[one.name] = known
         return f"taken out of the router (worker {worker})"
 
     async def admit(self, one: Endpoint, limit_s: float) -> str:
@@ -134,13 +151,13 @@ class Wire:
         if not self.router:
             return "no router is known: it was never out of rotation"
         try:
-            known = await self._worker(one)
+            known = _own(await self._workers(), one)
         except StepFailed as error:
-            if one.name in self._removed:  # it is out, whatever keeps the router from saying so
+            if one.listed is not None:  # it may be out, whatever keeps the router from saying so
                 raise
             return f"{error}: it was never out of rotation"
         if known is None:
-            old = self._removed.get(one.name, {})
+            old = one.listed or {}
             wanted: dict[str, Any] = {"url": one.url, "worker_type": one.role if one.role != "both" else "regular"}
             wanted |= {k: old[k] for k in ("priority", "cost", "labels", "model_id") if old.get(k) is not None}
             if one.role == "prefill" and one.kind == "sglang":
@@ -154,20 +171,20 @@ class Wire:
                 raise StepFailed(f"the router did not take {one.name} back: {answer.status}")
         until = time.monotonic() + limit_s
         while True:
-            known = await self._worker(one)
+            known = _own(await self._workers(), one)
             if known is not None and known.get("is_healthy", True):
                 return "back in the router"
             if time.monotonic() > until:
                 raise StepFailed(f"the router does not call {one.name} healthy within {limit_s:.0f} s")
             await asyncio.sleep(LOOK_S)
 
-    async def _worker(self, one: Endpoint) -> dict[str, Any] | None:
+    async def _workers(self) -> list[dict[str, Any]]:
         answer = await self._call("GET", f"{self.router}/workers", ROUTER_S, headers=self._router_headers)
         if answer.status != 200:
             raise StepFailed(f"the router has no list of workers ({answer.status} at /workers)")
         listed = answer.json()
         workers = listed.get("workers", []) if isinstance(listed, dict) else []
-        return next((w for w in workers if isinstance(w, dict) and str(w.get("url", "")).rstrip("/") == one.url), None)
+        return [worker for worker in workers if isinstance(worker, dict)]
 
     async def abort(self, one: Endpoint) -> str:
         """End every request of the engine, where it has a way to be told. Raises StepFailed."""
