@@ -25,6 +25,7 @@ from closeranks.diagnose.facts import (
 from closeranks.diagnose.readers import document_readers, line_readers
 from closeranks.diagnose.scene import Scene
 from closeranks.evidence.bundle import from_texts
+from tests.diagnose.variants import LOOP_PREFILL, dump
 
 
 def read(text: str | bytes, name: str = "x.log") -> list[Fact]:
@@ -95,6 +96,19 @@ def test_faulthandler_and_traceback() -> None:
     stack = one(text, Stack)
     assert stack.tool == "faulthandler"
     assert stack.main.frames[0].name == "all_reduce"
+
+
+def test_a_rank_without_a_role_belongs_to_the_engine_whose_dumps_it_lies_among() -> None:
+    """A rank that shuts down shows no event loop; its label must be free in that engine."""
+    shutdown = ("_shutdown (threading.py:1590)",)
+    text = dump("sglang::scheduler_TP0", LOOP_PREFILL, 1) + dump("sglang::scheduler_TP1", shutdown, 2)
+    (engine,) = Scene(read(text), ["x.txt"]).engines
+    assert (engine.name, list(engine.ranks)) == ("prefill", ["TP0", "TP1"])
+    text += dump("sglang::scheduler_TP0", shutdown, 3)
+    assert [(e.name, list(e.ranks)) for e in Scene(read(text), ["x.txt"]).engines] == [
+        ("prefill", ["TP0", "TP1"]),
+        ("", ["TP0"]),
+    ]
 
 
 def test_watchdog_status_and_group() -> None:

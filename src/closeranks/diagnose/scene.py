@@ -279,7 +279,7 @@ class Scene:
                 continue
             label = who.label if who.label != who.kind else f"pid {s.pid}"
             family = who.family
-            role = s.role or names.role_in_path(s.src.file)
+            role = s.role or names.role_in_path(s.src.file) or self._role_beside(s, label)
             engine = next((e for e in out if e.family == family and e.name == role and _fits(e, label, s)), None)
             if engine is None:
                 engine = EngineView(role, family)
@@ -288,6 +288,25 @@ class Scene:
         for engine in out:
             engine.missing = self._missing(engine)
         return out
+
+    @cached_property
+    def _roles_by_file(self) -> dict[str, dict[str, dict[str, set[int | None]]]]:
+        """File → role that frames or titles tell → label → processes, of ranks."""
+        out: dict[str, dict[str, dict[str, set[int | None]]]] = {}
+        for s in self.stacks:
+            if s.who and s.who.is_rank and s.role:
+                ranks = out.setdefault(s.src.file, {}).setdefault(s.role, {})
+                ranks.setdefault(s.who.label, set()).add(s.pid)
+        return out
+
+    def _role_beside(self, dump: Stack, label: str) -> str:
+        """The one role that the other ranks of its file show, for a rank whose own frames show none: one that starts, or
+        ends. "" where a rank of that role already has its label: then it is of another engine."""
+        beside = self._roles_by_file.get(dump.src.file, {})
+        if len(beside) != 1:
+            return ""
+        ((role, ranks),) = beside.items()
+        return role if ranks.get(label, {dump.pid}) <= {dump.pid} else ""
 
     def only(self, engine: EngineView) -> "Scene":
         """This scene without what belongs to another engine: whether one stands does not depend on its peer.
