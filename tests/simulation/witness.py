@@ -107,7 +107,9 @@ class Witness:
             self.computed_at = now
             return
         scheduler = leader.scheduler
-        if any(step.rows for step in leader.steps.open) or len(scheduler.decoding) + len(scheduler.prefilling) < 2:
+        steps = leader.steps.open
+        turning = steps and scheduler.turn()[0] != scheduler.group  # open steps end first; each has a deadline
+        if any(step.rows for step in steps) or turning or len(scheduler.decoding) + len(scheduler.prefilling) < 2:
             self.computed_at = now
         elif now - self.computed_at > STARVED_S:
             raise Violation(f"{self.name}: {[str(x) for x in scheduler.decoding]} run without a step")
