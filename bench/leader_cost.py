@@ -107,6 +107,10 @@ class Measured(Shell):
         super().to_ranks(message)
 
 
+SPARE = 2000
+"""Steps that a request can take beside the measured ones, while the others come and before the measure begins."""
+
+
 def leader_round(folder: Path, tp_size: int, rows: int, steps: int) -> dict[str, Any]:
     """One leader with `rows` running requests for `steps` steps, without overlap so that trips are comparable."""
     settings = Settings(
@@ -147,11 +151,12 @@ def leader_round(folder: Path, tp_size: int, rows: int, steps: int) -> dict[str,
         turn()
     for number in range(rows):
         tokens = [(number * 31 + k) % 500 for k in range(200)]
-        submit = Submit(RoomId(number + 1, 1), "r", tokens, 200, steps + 200, Sampling(), [2], 600.0, "")
+        submit = Submit(RoomId(number + 1, 1), "r", tokens, 200, steps + SPARE, Sampling(), [2], 600.0, "")
         gateway.send(encode(submit))
     while shell.leader.occupied() < rows or shell.leader.scheduler.prefilling:
         turn()
-    for _ in range(20):
+    begin = shell.leader.steps.last + 20
+    while shell.leader.steps.last < begin:
         turn()
     shell.trips.clear()
     shell.cycles.clear()
@@ -160,7 +165,9 @@ def leader_round(folder: Path, tp_size: int, rows: int, steps: int) -> dict[str,
     cpu, wall = time.thread_time(), time.perf_counter()
     while shell.leader.steps.last < done + steps:
         turn()
+        assert shell.leader.occupied() == rows, "a request ended before its steps were measured"
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+    steps = shell.leader.steps.last - done  # a turn that finds answers waiting makes several
     tokens = 0
     while gateway.poll(0):
         output = decode_from_engine.decode(gateway.recv())
