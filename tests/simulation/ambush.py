@@ -29,9 +29,9 @@ class Ambush:
         self.life, self.world = life, life.world
         self.waiting: list[tuple[RoomId, str, float, Callable[..., None], tuple[Any, ...]]] = []
 
-    def lay(self, room: RoomId, call: Callable[..., None], *args: Any) -> None:
-        """`call(*args)` once the room has reached a state drawn now."""
-        state = self.world.random.choice(STATES[self.life.engine.role])
+    def lay(self, room: RoomId, call: Callable[..., None], *args: Any, state: str = "") -> None:
+        """`call(*args)` once the room has reached a state: this one, or one drawn now."""
+        state = state or self.world.random.choice(STATES[self.life.engine.role])
         self.waiting = [*self.waiting[-MOST + 1 :], (room, state, self.world.now + PATIENCE_S, call, args)]
 
     def befall(self, gateway: str, submit: Submit) -> None:

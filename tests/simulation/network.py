@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from closeranks.protocol import Abort, Output, RoomId, Submit
+from closeranks.engine.leader import rooms as r
+from closeranks.protocol import Abort, End, Output, RoomId, Submit
 from tests.simulation.ambush import Trap
 from tests.simulation.attempts import state_of
 from tests.simulation.coverage import Coverage
@@ -55,6 +56,8 @@ class Network:
         else:
             other = self.identities.get(link)
             if other is not None:
+                if self.wait_until_it_runs(other, life.engine.name, message):
+                    return
                 self.echo(other, life.engine.name, message)
                 ends = (other.engine.name, life.engine.name)
                 self.world.unreliable(ends, other.hear_peer, life.engine.name, message)
@@ -66,6 +69,13 @@ class Network:
             life.engine.late[type(message).__name__] = (link, message)
         if room is not None and self.restless and world.random.random() < world.weather.echo:
             life.ambush.lay(room, life.hear_peer, link, message)
+
+    def wait_until_it_runs(self, life: Life, link: str, message: Any) -> bool:
+        """Prefill's end of a room that it has handed over is on its way until the room runs, or is lost."""
+        if type(message) is not End or not self.restless or self.world.calm or self.world.random.random() > 0.1:
+            return False
+        life.ambush.lay(message.room, life.hear_peer, link, message, state=r.RUNNING)
+        return True
 
     def at_prefill(self, engine: Engine, link: str, message: Any) -> None:
         engine.life.hear_peer(link, message)

@@ -82,7 +82,7 @@ def strike(run: Any, life: Any) -> None:
     request = random.choice(requests)
     room = RoomId(request.id, request.generation)
     engine = run.network.engines[request.pair.decode if random.random() < 0.8 else request.pair.prefill]
-    what = random.choice(["silence"] * 3 + ["late", "end", "end", "end", "deadline"] + FOLLOW_UPS)
+    what = random.choice(["silence"] * 3 + ["late", "end", "end", "end"] + ["deadline"] * 6 + FOLLOW_UPS)
     if what in ("silence", "end"):  # it takes a while
         request = requests[-1]
         room = RoomId(request.id, request.generation)
