@@ -295,6 +295,9 @@ class Peers:
                 leader.end(room, r.PEER_END, "peer", "decode has ended the room", retryable=True, tell_peer=False)
         for room_id, state in listed.items():  # rooms that this side does not hold any more, or never did
             if state == "quarantined":
+                waiting = leader.rooms.open.get(room_id)  # its grant is lost or still to come: it must find no room
+                if waiting is not None:
+                    leader.end(waiting, r.PEER_END, "peer", "decode has ended the room", retryable=True, tell_peer=False)
                 leader.rooms.bury(room_id, "quiet")
                 leader.handover.say_quiet(link.name, room_id)
             elif room_id in leader.rooms.tombs:

@@ -1,0 +1,32 @@
+"""Two leaders whose words to each other are lost or late."""
+
+from typing import Any
+
+from closeranks.engine.leader import rooms as r
+from closeranks.protocol import Abort, End, Grant
+from tests.engine.leader.test_fences import Pair
+
+
+def test_pages_that_a_beat_proves_quiet_are_not_written_by_a_grant_that_comes_late() -> None:
+    """Decode granted and ended, both words are late; its beat names the quarantined pages to a prefill that waits."""
+    pair = Pair()
+    pair.submit(1)
+    pair.play(2.0)
+    late: list[Any] = []
+    room = pair.submit(2)
+    pair.decode.answer()  # the idle step, so that it can grant
+    pair.decode.gateway(Abort(room, "client"))
+    for name, message in list(pair.decode.peer):
+        if isinstance(message, Grant | End):
+            late.append(message)
+            pair.decode.peer.remove((name, message))
+    assert [type(message) for message in late] == [Grant, End]
+    assert pair.quarantined() == 3
+    assert pair.prefill.leader.rooms.open[room].state == r.WAITING
+    pair.play(1.0)
+    assert pair.quarantined() == 0, "the beat asked, and prefill has not written"
+    assert pair.prefill.ended[room].retryable
+    pair.prefill.desk.from_peer("peer:d", late[0], pair.prefill.now)
+    pair.play(1.0)
+    assert not pair.prefill.leader.rooms.open
+    assert pair.prefill.leader.counters["transfers"] == 1, "a late grant finds no room"
