@@ -300,8 +300,10 @@ class Scene:
         return out
 
     def _role_beside(self, dump: Stack, label: str) -> str:
-        """The one role that the other ranks of its file show, for a rank whose own frames show none: one that starts, or
-        ends. "" where a rank of that role already has its label: then it is of another engine."""
+        """The one role that the other ranks of its file show, for a rank without one: it starts, or ends.
+
+        "" where a rank of that role already has its label: then it is of another engine.
+        """
         beside = self._roles_by_file.get(dump.src.file, {})
         if len(beside) != 1:
             return ""

@@ -31,6 +31,7 @@ DIALLED = "dialled"
 NAMED = "named"
 UP = "up"
 REFUSED = "refused"
+ENDED_BY_DECODE = "decode has ended the room"
 SILENT_S = 1.5
 """A peer of which nothing was heard for so long (three beats) may be out of reach: writers to it are not blamed yet."""
 
@@ -292,12 +293,12 @@ class Peers:
                 else:
                     leader.handover.acknowledge(room)
             elif room.state != r.ENDED and state != r.RESERVED:
-                leader.end(room, r.PEER_END, "peer", "decode has ended the room", retryable=True, tell_peer=False)
+                leader.end(room, r.PEER_END, "peer", ENDED_BY_DECODE, retryable=True, tell_peer=False)
         for room_id, state in listed.items():  # rooms that this side does not hold any more, or never did
             if state == "quarantined":
                 waiting = leader.rooms.open.get(room_id)  # its grant is lost or still to come: it must find no room
                 if waiting is not None:
-                    leader.end(waiting, r.PEER_END, "peer", "decode has ended the room", retryable=True, tell_peer=False)
+                    leader.end(waiting, r.PEER_END, "peer", ENDED_BY_DECODE, retryable=True, tell_peer=False)
                 leader.rooms.bury(room_id, "quiet")
                 leader.handover.say_quiet(link.name, room_id)
             elif room_id in leader.rooms.tombs:
