@@ -33,6 +33,7 @@ def set_up(settings: Settings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; who ends ranks is the leader
     setproctitle.setproctitle(f"closeranks::rank {settings.engine} TP{settings.rank}")
     quiet_openmp()
+    bound_primitives()
     sys.setswitchinterval(0.001)  # the step loop wants the interpreter back soon after a collective
     stacks_on_signal(Path(settings.run_dir) / settings.engine / str(settings.epoch) / f"rank{settings.rank}.stacks")
     log_to_stderr(settings)
@@ -45,6 +46,15 @@ def quiet_openmp() -> None:
     row 25 % slower). Set the variable yourself for cores that nothing else uses.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+
+
+def bound_primitives() -> None:
+    """Read when torch loads. oneDNN and torch's layer over it keep what they made for each shape, 1,024 of them by
+    default and 0.6 MB each; every number of rows in a step is a shape of every layer, so a rank grew by hundreds of
+    megabytes. To make one anew costs about a millisecond.
+    """
+    for variable in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(variable, "128")
 
 
 def die_with_parent() -> None:

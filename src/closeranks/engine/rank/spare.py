@@ -20,6 +20,7 @@ def wait() -> str | None:
     """
     process.die_with_parent()
     process.quiet_openmp()
+    process.bound_primitives()
     setproctitle.setproctitle("closeranks::spare")
     for name in LOADED:
         importlib.import_module(name)
