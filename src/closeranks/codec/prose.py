@@ -165,25 +165,34 @@ class Prose(Core):
             self._out.append(Reasoning(text) if channel is State.REASONING else Content(text))
 
     def _say_guarded(self, channel: State, text: str) -> None:
-        """`text` without the characters that would complete a marker begun by text already sent."""
-        head, begun, guard = self._spelling.strict_head, self._spelling.strict_begun, self._guard[channel]
-        sent = 0
+        """`text` without the characters that would complete a marker begun by text already sent.
+
+        A marker that lies in `text` whole was judged before (it is quoted).
+        """
+        head, guard = self._spelling.strict_head, self._guard[channel]
+        sent, old = 0, len(guard)
         for i, char in enumerate(text):
-            if not guard and i:
-                tail = text[max(i, len(text) - HEAD_LIMIT) :]
-                found = begun.search(tail)
-                guard = tail[found.start() :] if found else ""
+            if not old:
+                guard = self._beginning(guard + text[max(i, len(text) - HEAD_LIMIT) :])
                 break
-            if head.search(guard + char):
+            made = head.search(guard + char)
+            if made and made.start() < old:
                 self._put(channel, text[sent:i])
                 self._discard(char, "spliced_markup")
                 sent = i + 1
                 continue
-            guard += char
-            found = begun.search(guard)
-            guard = guard[found.start() :] if found else ""
+            length = len(guard) + 1
+            guard = self._beginning(guard + char)
+            old = max(0, old - (length - len(guard)))
         self._guard[channel] = guard
         self._put(channel, text[sent:])
+
+    def _beginning(self, text: str) -> str:
+        """What of a marker `text` ends with, behind any that is whole."""
+        while made := self._spelling.strict_head.search(text):
+            text = text[made.end() :]
+        found = self._spelling.strict_begun.search(text)
+        return text[found.start() :] if found else ""
 
     def _do_stray(self, marker: Marker) -> None:
         tag = self._tag(marker)
