@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 """Raised whenever a struct changes; engines that pair refuse another version, with both values named."""
 
 
@@ -455,6 +455,8 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Leading pages that decode already has by prefix: not to be sent."""
     pages: list[int]
     """Decode's pages for the sequence's pages `cached_pages ..`, one each, the last one possibly partial."""
+    writer: int
+    """The prefill engine's instance: only its writes are waited for. Its successor may find the message."""
 
 
 class Arrived(msgspec.Struct, frozen=True, array_like=True, tag=3):

@@ -416,14 +416,14 @@ def test_nobody_at_the_peers_address_ends_the_room_retryable() -> None:
 @pytest.mark.parametrize(
     "grant",
     [
-        Grant(RoomId(1, 1), 8, 0, []),
-        Grant(RoomId(1, 1), 8, 0, [1, 2, 3]),
-        Grant(RoomId(1, 1), 8, -1, [1, 2, 3]),
-        Grant(RoomId(1, 1), 8, 5, [1]),
-        Grant(RoomId(1, 1), 8, 2, []),
-        Grant(RoomId(1, 1), 8, 0, [3, 3]),
-        Grant(RoomId(1, 1), 8, 0, [3, 16]),
-        Grant(RoomId(1, 1), 8, 0, [3, -1]),
+        Grant(RoomId(1, 1), 8, 0, [], 7),
+        Grant(RoomId(1, 1), 8, 0, [1, 2, 3], 7),
+        Grant(RoomId(1, 1), 8, -1, [1, 2, 3], 7),
+        Grant(RoomId(1, 1), 8, 5, [1], 7),
+        Grant(RoomId(1, 1), 8, 2, [], 7),
+        Grant(RoomId(1, 1), 8, 0, [3, 3], 7),
+        Grant(RoomId(1, 1), 8, 0, [3, 16], 7),
+        Grant(RoomId(1, 1), 8, 0, [3, -1], 7),
     ],
 )
 def test_a_grant_that_does_not_fit_ends_the_room(grant: Grant) -> None:
@@ -443,7 +443,7 @@ def test_prefill_computes_nothing_that_was_not_granted() -> None:
     engine.tick(0.5)
     assert not [step for step in engine.steps if step.rows]
     assert engine.leader.pool.owned == 0
-    engine.desk.from_peer("peer:x", Grant(RoomId(1, 1), 8, 0, [5, 6]), engine.now)
+    engine.desk.from_peer("peer:x", Grant(RoomId(1, 1), 8, 0, [5, 6], 7), engine.now)
     step = engine.steps[-1]
     assert [send.pages for send in step.sends] == [[(step.rows[0].begin.pages[0], 5), (step.rows[0].begin.pages[1], 6)]]
 
@@ -453,7 +453,7 @@ def test_a_grant_whose_submit_never_comes_ends_for_another_attempt() -> None:
     engine = Driven(role="prefill")
     engine.desk.from_peer("peer:x", hello(), engine.now)
     engine.answer()
-    engine.desk.from_peer("peer:x", Grant(RoomId(1, 1), 8, 0, [5, 6]), engine.now)
+    engine.desk.from_peer("peer:x", Grant(RoomId(1, 1), 8, 0, [5, 6], 7), engine.now)
     for _ in range(12):
         engine.tick(1.0)
         engine.answer()

@@ -103,7 +103,15 @@ class Fuzz:
 
     def grant(self) -> None:
         pages = [self.number() for _ in range(self.random.randint(0, 4))]
-        self.peer(Grant(self.room(), self.instance(), self.random.choice([0, 0, 0, 1, -1]), pages))
+        self.peer(
+            Grant(
+                self.room(),
+                self.instance(),
+                self.random.choice([0, 0, 0, 1, -1]),
+                pages,
+                self.random.choice([7, 7, 7, 8]),
+            )
+        )
 
     def arrived(self) -> None:
         sums = [[1] * self.engine.config.tp_size for _ in range(self.random.randint(0, 4))]

@@ -3,7 +3,9 @@
 from typing import Any
 
 from closeranks.engine.leader import rooms as r
-from closeranks.protocol import Abort, End, Grant
+from closeranks.protocol import Abort, Beat, End, Grant, RoomId
+from tests.engine.leader.drive import Driven
+from tests.engine.leader.test_core import hello
 from tests.engine.leader.test_fences import Pair
 
 
@@ -30,3 +32,17 @@ def test_pages_that_a_beat_proves_quiet_are_not_written_by_a_grant_that_comes_la
     pair.play(1.0)
     assert not pair.prefill.leader.rooms.open
     assert pair.prefill.leader.counters["transfers"] == 1, "a late grant finds no room"
+
+
+def test_a_grant_for_its_predecessor_is_not_taken_up() -> None:
+    """Decode frees those pages once the predecessor is proven dead; it waits for nobody else's writes."""
+    engine = Driven(role="prefill", instance=7)
+    engine.desk.from_peer("peer:x", hello(), engine.now)
+    engine.answer()
+    room = engine.submit(1, 8, 4, peer="ipc://d")
+    engine.desk.from_peer("peer:x", Grant(RoomId(1, 1), 8, 0, [5, 6], 6), engine.now)
+    engine.desk.from_peer("peer:x", Beat("other", 1, 8, []), engine.now)
+    assert engine.leader.rooms.open[room].state == r.WAITING
+    assert not [step for step in engine.steps if step.rows]
+    engine.desk.from_peer("peer:x", Grant(RoomId(1, 1), 8, 0, [5, 6], 7), engine.now)
+    assert [step for step in engine.steps if step.rows]

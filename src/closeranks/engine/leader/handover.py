@@ -46,6 +46,9 @@ class Handover:
     def grant(self, link: Link, message: Grant, at: float) -> None:
         """Decode reserved pages: the room may be computed, at once or when its submit comes."""
         leader = self.leader
+        if message.writer != leader.config.instance:
+            leader.stale("grant")  # meant for a predecessor: its pages are freed when that is proven dead
+            return
         room = leader.rooms.open.get(message.room)
         if room is None:
             if message.room in leader.rooms.tombs:

@@ -125,7 +125,7 @@ class Scheduler:
         room.writable = True
         room.said_at = leader.at
         leader.out.append(
-            SayPeer(room.link, Grant(room.id, leader.config.instance, room.skip, room.targets)),
+            SayPeer(room.link, Grant(room.id, leader.config.instance, room.skip, room.targets, room.instance)),
         )
 
     # ----------------------------------------------------------------------------------------------------- planning
