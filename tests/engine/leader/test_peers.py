@@ -3,7 +3,7 @@
 from typing import Any
 
 from closeranks.engine.leader import rooms as r
-from closeranks.protocol import Abort, Beat, End, Grant, RoomId
+from closeranks.protocol import Abort, Beat, End, Grant, Hello, RoomId
 from tests.engine.leader.drive import Driven
 from tests.engine.leader.test_core import hello
 from tests.engine.leader.test_fences import Pair
@@ -43,6 +43,17 @@ def test_a_grant_for_its_predecessor_is_not_taken_up() -> None:
     engine.desk.from_peer("peer:x", Grant(RoomId(1, 1), 8, 0, [5, 6], 6), engine.now)
     engine.desk.from_peer("peer:x", Beat("other", 1, 8, []), engine.now)
     assert engine.leader.rooms.open[room].state == r.WAITING
+    assert sum(isinstance(message, Hello) for _, message in engine.peer) == 2, "it says again who it is"
     assert not [step for step in engine.steps if step.rows]
     engine.desk.from_peer("peer:x", Grant(RoomId(1, 1), 8, 0, [5, 6], 7), engine.now)
     assert [step for step in engine.steps if step.rows]
+
+
+def test_a_successor_whose_hello_was_lost_is_asked_who_it_is() -> None:
+    engine = Driven(role="decode", instance=8)
+    engine.submit(1, 8, 4, peer="ipc://p")
+    engine.desk.from_peer("ipc://p", hello("prefill"), engine.now)
+    engine.desk.from_peer("ipc://p", Beat("other", 1, 8, []), engine.now)
+    engine.peer.clear()
+    engine.desk.from_peer("ipc://p", Beat("other", 2, 9, []), engine.now)
+    assert [type(message) for _, message in engine.peer] == [Hello]

@@ -48,6 +48,7 @@ class Handover:
         leader = self.leader
         if message.writer != leader.config.instance:
             leader.stale("grant")  # meant for a predecessor: its pages are freed when that is proven dead
+            leader.peers.say_hello(link)
             return
         room = leader.rooms.open.get(message.room)
         if room is None:

@@ -189,6 +189,8 @@ class Peers:
                     self.say_hello(link)
             elif isinstance(message, Quiet) and not message.torn:
                 self.leader.handover.quiet(message.room, message.instance)
+            elif self.dials and isinstance(message, Beat) and link is not None:
+                self.say_hello(link)  # of a successor, whose Hello was lost: ask again who it is
             return
         self.heard(link, at)
         if link.state == DIALLED and not self.dials:
