@@ -369,7 +369,8 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 
     room: RoomId
     reason: str
-    """`stop`, `length`, `abort`, `deadline`, `retract`, `fault`, `peer`, `busy`, `invalid`."""
+    """`stop`, `length`, `abort`, `deadline`, `retract`, `fault`, `peer`, `busy`, `invalid`, `unready` (the
+    engine starts or drains: unlike a full queue nothing that the client should hear of)."""
     detail: str
     retryable: bool
     """True: the gateway submits it again under the next generation."""

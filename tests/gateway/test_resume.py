@@ -357,6 +357,21 @@ def test_uncharged_faults_are_bounded_by_the_deadline_only() -> None:
     assert world.table.counts["attempts"] < 500
 
 
+def test_an_engine_that_starts_is_waited_for() -> None:
+    """Not a full queue: a fresh request goes on as soon as the engine is ready."""
+    world = World()
+    world.start()
+    room = next(iter(world.rooms))
+    ended = Ended(room, "unready", "the engine is starting", True, retry_after_s=1.0)
+    world.table.on_output(DECODE, Output([], [ended]), world.now)
+    world.deliver_orders()
+    assert world.client.end is None
+    world.tick(0.5)
+    assert world.request.pair is None
+    world.settle()
+    assert world.client.end == End("stop")
+
+
 def test_busy_is_told_to_a_fresh_request_and_waited_out_by_a_resumed_one() -> None:
     world = World()
     world.start()

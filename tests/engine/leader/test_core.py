@@ -268,7 +268,7 @@ def test_draining_goes_on_with_what_is_open_and_refuses_the_rest() -> None:
     late = engine.submit(2, 4, 4)
     engine.run()
     assert engine.ended[room].reason == "length"
-    assert engine.ended[late].reason == "busy"
+    assert engine.ended[late].reason == "unready"
     assert engine.leader.status(engine.now).state == "draining"
 
 

@@ -85,7 +85,7 @@ class Admission:
         if event.flaw:
             return "invalid", event.flaw, False, 0.0
         if self.leader.state != "ready":
-            return "busy", f"the engine is {self.leader.state}", True, 1.0
+            return "unready", f"the engine is {self.leader.state}", True, 1.0
         if len(self.leader.rooms.open) - self.leader.occupied() >= self.leader.config.max_waiting:
             return "busy", f"{self.leader.config.max_waiting} requests are waiting", True, 1.0
         if event.length < 1 or event.max_new < 1:
