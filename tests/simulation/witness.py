@@ -11,6 +11,7 @@ from tests.simulation.world import Violation
 
 LOST_WORD_S = 4.0
 """A word that was said and lost must have been said again by then."""
+ASLEEP_S = 1.0
 LOSSY = 0.06
 """With more loss than that it may take any time."""
 BAD_GRAMMAR = "cannot be compiled"
@@ -37,7 +38,7 @@ class Witness:
         """Room -> bit per rank that found its pages sound."""
         self.passed_over = 0
         """Steps in a row without a row of the oldest running request."""
-        self.computed_at = life.world.now
+        self.computed_at = self.looked_at = life.world.now
 
     def before(self, message: Any) -> None:
         """A message (None: a tick) is about to reach the leader."""
@@ -103,7 +104,10 @@ class Witness:
     def look(self, now: float) -> None:
         """Now and then: what takes time to become wrong."""
         life, leader = self.life, self.life.leader
-        if leader.state not in ("ready", "draining") or life.held or life.paused_until > now:
+        asleep, self.looked_at = now - self.looked_at > ASLEEP_S, now
+        if asleep:  # it was stopped: nothing could be said or heard meanwhile
+            self.waits = {}
+        if asleep or leader.state not in ("ready", "draining") or life.held or life.paused_until > now:
             self.computed_at = now
             return
         scheduler = leader.scheduler
