@@ -70,25 +70,51 @@ def test_json_follows_its_schema(runner: Runner) -> None:
     assert json.loads(text(whole)) in ({"a": "xy"}, {"a": "z"})
 
 
-def test_no_control_characters_in_an_answer_that_is_json(tmp_path: Path) -> None:
+STRING = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 9}, "max_whitespace_cnt": 24}
+THOUGHT = [{"type": "any_text", "excludes": ["y"]}, {"type": "const_string", "value": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("format", "before"),
+    [
+        (STRING, '"a'),
+        ({"type": "sequence", "elements": [*THOUGHT, STRING]}, 'xĉāy"a'),
+        ({"type": "or", "elements": [STRING, {"type": "const_string", "value": "z"}]}, '"a'),
+        ({"type": "repeat", "min": 1, "max": 3, "content": STRING}, '"a""a'),
+        ({"type": "dispatch", "rules": [["z", STRING]], "loop": True}, 'ĉz"a'),
+    ],
+)
+def test_no_control_characters_in_json_wherever_it_stands(tmp_path: Path, format: Any, before: str) -> None:
     letters = [*LETTERS, "Ġ", "ĉ", "Ċ", "ā"]  # as byte-level tokenizers write space, tab, newline and \x01
     words = {letter: i for i, letter in enumerate(letters)}
     model = {"type": "BPE", "vocab": words, "merges": []}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model, "decoder": BYTES}))
     grammars = Grammars(tmp_path / "tokenizer.json", len(letters))
-    whole = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 9}, "max_whitespace_cnt": 24}
-    for format, tab in ((whole, False), ({"type": "sequence", "elements": [whole, whole]}, True)):
-        made = json.dumps({"type": "structural_tag", "format": format}, separators=(",", ":"))
-        assert grammars.compile(f"structural_tag:{made}")[0] == ""
-        state = grammars.begin(Sampling(grammar=f"structural_tag:{made}", stop_ids=(0,)), [words['"'], words["a"]])
-        allowed = state.allowed(torch.device("cpu"))
-        assert allowed is not None
-        found = {letter for letter, ok in zip(letters, allowed.tolist(), strict=True) if ok}
-        assert {"Ġ", "a", '"'} <= found
-        assert ("ĉ" in found) is ("ā" in found) is tab
+    made = json.dumps({"type": "structural_tag", "format": format}, separators=(",", ":"))
+    assert grammars.compile(f"structural_tag:{made}")[0] == ""
+    output = [words[letter] for letter in before]
+    state = grammars.begin(Sampling(grammar=f"structural_tag:{made}", stop_ids=(0,)), output)
+    allowed = state.allowed(torch.device("cpu"))
+    assert allowed is not None
+    found = {letter for letter, ok in zip(letters, allowed.tolist(), strict=True) if ok}
+    assert {"Ġ", "a", '"'} <= found
+    assert not {"ĉ", "ā", "Ċ"} & found
 
 
-@pytest.mark.parametrize("grammar", ["ebnf:root ::= (", "json_schema:{", "structural_tag:{}", "poetry:x", "x"])
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "ebnf:root ::= (",
+        "json_schema:{",
+        "structural_tag:{}",
+        'structural_tag:{"format": "maxLength"}',
+        'structural_tag:{"format": {"type": "sequence", "elements": 7, "maxLength": 1}}',
+        'structural_tag:["maxLength"]',
+        "structural_tag:" + "[" * 100_000 + '"maxLength"',
+        "poetry:x",
+        "x",
+    ],
+)
 def test_a_grammar_that_is_none_is_said_to_be_wrong(runner: Runner, grammar: str) -> None:
     assert runner.grammars is not None
     error, _ = runner.grammars.compile(grammar)

@@ -24,8 +24,8 @@ def blame(kind: str, text: str, said: str) -> str:
             found = _format(json.loads(text).get("format"), "", _Tries())
         else:
             found = None
-    except (ValueError, AttributeError, RecursionError):
-        found = None  # not even JSON: the compiler's words are all there is
+    except (ValueError, AttributeError, TypeError, LookupError, RecursionError):
+        found = None  # no such JSON: the compiler's words are all there is
     path, why = found or ("", said)
     return f"{path + ': ' if path else ''}cannot be enforced: {_short(why)}"
 

@@ -5,6 +5,7 @@ that it is there, so no step waits for a compiler. What cannot be compiled is sa
 fault, and ends the requests that asked for it, nothing else.
 """
 
+import json
 import queue
 import re
 import sys
@@ -21,11 +22,9 @@ from closeranks.protocol import Compile, Compiled, Sampling
 from .blame import blame
 
 KINDS = ("json_schema", "ebnf", "structural_tag")
-ANSWER = 'structural_tag:{"type":"structural_tag","format":{"type":"json_schema"'
-"""How the grammar of an answer that is nothing but JSON begins. xgrammar admits tabs and other control characters in
-strings that have a length, which JSON does not; between values spaces and newlines will do. (In calls the codec escapes
-them.)"""
-_CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
+_LENGTH = re.compile(r'^(\w+ ::= \(\()\[\^\\"\\\\\\r\\n\](\)\))$', re.MULTILINE)
+"""A character of a string that has a length, as xgrammar writes it: tabs and other control characters come raw, which
+JSON does not admit. (It has them right in every other string.)"""
 CACHE_BYTES = 256 * 2**20
 """Of parts that the compiler keeps to be faster with similar grammars."""
 SWITCH_S = 0.0005
@@ -34,6 +33,46 @@ SWITCH_S = 0.0005
 
 class NotCompiled(RuntimeError):
     """A row begins with a grammar that is not there; leader and rank disagree. Ends the epoch."""
+
+
+def json_grammar(schema: str, space: int | None) -> Any:
+    """xgrammar's grammar of a JSON schema, held to what JSON admits. `space`: most white space in a row."""
+    import xgrammar
+
+    made = xgrammar.Grammar.from_json_schema(schema, max_whitespace_cnt=space)
+    text, found = _LENGTH.subn(r'\g<1>[^\\0-\\x1f\\"\\\\]\g<2>', str(made))
+    return xgrammar.Grammar.from_ebnf(text) if found else made
+
+
+def strict(tag: str) -> str:
+    """A structural tag with `json_grammar` in the place of each schema whose strings have lengths.
+
+    Raises what `json` and xgrammar raise for what is none.
+    """
+    if 'Length"' not in tag:
+        return tag
+    whole = json.loads(tag)
+    if not isinstance(whole, dict):
+        return tag
+    return json.dumps({**whole, "format": _strict(whole.get("format"))}, ensure_ascii=False)
+
+
+def _strict(format: Any) -> Any:
+    if not isinstance(format, dict):
+        return format
+    if format.get("type") == "json_schema" and format.keys() <= {"type", "json_schema", "max_whitespace_cnt"}:
+        schema = json.dumps(format.get("json_schema"), ensure_ascii=False)
+        if 'Length"' not in schema:
+            return format
+        return {"type": "grammar", "grammar": str(json_grammar(schema, format.get("max_whitespace_cnt")))}
+    made = dict(format)
+    if "content" in made:
+        made["content"] = _strict(made["content"])
+    if "elements" in made:
+        made["elements"] = [_strict(element) for element in made["elements"]]
+    if "rules" in made:
+        made["rules"] = [[trigger, _strict(rest)] for trigger, rest in made["rules"]]
+    return made
 
 
 class Grammars:
@@ -46,8 +85,6 @@ class Grammars:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._compiler: Any = None
         self._ready: dict[str, Any] = {}
-        self._raw = torch.zeros(vocab, dtype=torch.bool)
-        """Tokens that hold control characters other than a newline."""
 
     def compile(self, grammar: str) -> tuple[str, int]:
         """Compile and keep; returns (what is wrong with it, its size in bytes). Not from two threads at once."""
@@ -57,19 +94,18 @@ class Grammars:
             return f"guided decoding needs xgrammar on the engine: {error}", 0
         if self._compiler is None:
             info = self._tokenizer_info()
-            self._raw[:] = torch.tensor([bool(_CONTROL.search(word)) for word in info.decoded_vocab[: self._vocab]])
             self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
         kind, _, text = grammar.partition(":")
         try:
             if kind == "json_schema":
-                compiled = self._compiler.compile_json_schema(text)
+                compiled = self._compiler.compile_grammar(json_grammar(text, None))
             elif kind == "ebnf":
                 compiled = self._compiler.compile_grammar(text)
             elif kind == "structural_tag":
-                compiled = self._compiler.compile_structural_tag(text)
+                compiled = self._compiler.compile_structural_tag(strict(text))
             else:
                 return f"a grammar of kind {kind[:20]!r}; known are {', '.join(KINDS)}", 0
-        except (RuntimeError, ValueError, TypeError) as error:
+        except (RuntimeError, ValueError, TypeError, RecursionError) as error:
             return blame(kind, text, str(error)), 0
         self._ready[grammar] = compiled
         return "", int(compiled.memory_size_bytes)
@@ -86,8 +122,7 @@ class Grammars:
         if compiled is None:
             raise NotCompiled(f"no grammar of {len(sampling.grammar)} characters was compiled that begins here")
         matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=list(sampling.stop_ids) or None)
-        refused = self._raw if sampling.grammar.startswith(ANSWER) else None
-        state = GrammarState(matcher, sampling.stop_ids, self._vocab, refused)
+        state = GrammarState(matcher, sampling.stop_ids, self._vocab)
         for token in output:
             state.add(token)
         return state
@@ -159,11 +194,8 @@ class CompilerThread:
 class GrammarState:
     """Where one answer stands in its grammar."""
 
-    def __init__(
-        self, matcher: Any, stop_ids: tuple[int, ...], vocab: int, refused: torch.Tensor | None = None
-    ) -> None:
-        """`refused` [vocab] bool: what does not come, whatever the grammar admits."""
-        self._matcher, self._stop_ids, self._vocab, self._refused = matcher, stop_ids, vocab, refused
+    def __init__(self, matcher: Any, stop_ids: tuple[int, ...], vocab: int) -> None:
+        self._matcher, self._stop_ids, self._vocab = matcher, stop_ids, vocab
 
     def allowed(self, device: torch.device) -> torch.Tensor | None:
         """[vocab] bool: what may come next; None: anything, where the answer is over and has no token to say so."""
@@ -175,8 +207,6 @@ class GrammarState:
             self._matcher.fill_next_token_bitmask(words, 0)
             bits = (words[0, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
             result = bits.bool().view(-1)[: self._vocab]
-            if self._refused is not None:
-                result &= ~self._refused
         return result.to(device) if bool(result.any()) else None
 
     def add(self, token: int) -> None:
