@@ -326,6 +326,84 @@ def test_markup_does_not_slip_through_in_json_that_only_a_forgiving_client_reads
     assert b'"content":"a "' in out
 
 
+ODD = [
+    ({"index": None}, {}, []),
+    ({"index": "0"}, {}, []),
+    ({"index": 0.0}, {}, []),
+    ({"index": True}, {}, []),
+    ({"index": -1}, {}, []),
+    ({"index": 10**30}, {}, []),
+    ({}, {}, []),
+    ({"index": 0}, {}, [None, "x", 7, []]),
+    ({"index": 0, "finish_reason": ["stop"]}, {}, []),
+    ({"index": 0}, {"tool_calls": {}}, []),
+    ({"index": 0}, {"tool_calls": "x"}, []),
+    ({"index": 0}, {"tool_calls": [None, 7, {"index": "0", "function": "f"}, {"index": None}]}, []),
+    ({"index": 0}, {"reasoning": 7, "reasoning_content": {}}, []),
+]
+
+
+@pytest.mark.parametrize(("choice", "text", "before"), ODD, ids=str)
+@pytest.mark.parametrize("leak", ["a </｜DSML｜invoke> b", "a\n\n" + BLOCK])
+def test_markup_does_not_slip_through_beside_members_of_another_type(
+    choice: dict[str, Any], text: dict[str, Any], before: list[Any], leak: str
+) -> None:
+    """A client that checks no types is shown no markup, in a stream and in one piece."""
+    own = {"content": leak, **text}
+    choices = [*before, {**choice, "delta": own}]
+    out = run(b"data: " + json.dumps({"choices": choices}, ensure_ascii=False).encode() + b"\n\n" + DONE, "get_weather")
+    assert "DSML" not in out.decode()
+    assert b'"content":"a' in out
+    assert (b"Oslo" in out) is ("Oslo" in leak)
+    whole = json.dumps({"choices": [*before, {**choice, "message": own}]}, ensure_ascii=False).encode()
+    asked = Asked(tuple(tools("get_weather")))
+    answer = watch_body(whole, lambda thinking: decoders()(asked, thinking), Counters())
+    assert "DSML" not in answer.decode()
+    assert json.loads(answer)["choices"][: len(before)] == before
+    message = json.loads(answer)["choices"][-1]["message"]
+    assert message["content"].startswith("a")
+    assert [c["function"]["name"] for c in message.get("tool_calls") or () if isinstance(c, dict) and "id" in c] == (
+        ["get_weather"] if "Oslo" in leak else []
+    )
+
+
+def test_two_choices_of_one_index_lose_nothing() -> None:
+    both = [{"index": 0, "delta": {"content": text}} for text in ("one </｜DSML｜invoke>", " two")]
+    out = run(b"data: " + json.dumps({"choices": both}).encode() + b"\n\n" + DONE)
+    assert client(out)[0].content == "one  two"
+
+
+@pytest.mark.parametrize("coding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_a_body_in_another_encoding_is_read_as_clients_read_it(coding: str) -> None:
+    """`json.loads` of bytes, which the `openai` client calls, takes all of these."""
+    message = {"content": "a </｜DSML｜invoke>"}
+    body = json.dumps({"choices": [{"index": 0, "message": message}]}, ensure_ascii=False).encode(coding)
+    answer = watch_body(body, lambda thinking: decoders()(Asked(), thinking), Counters())
+    assert json.loads(answer)["choices"][0]["message"]["content"] == "a "
+
+
+@pytest.mark.parametrize("done", [b"data: [DONE] \n\n", b"data:[DONE]\r\n\r\n", b"event: x\ndata: [DONE]\n\n"])
+def test_what_is_held_back_leaves_before_the_end_however_that_is_written(done: bytes) -> None:
+    out = run(event(content="a <") + done)
+    assert out == event(content="a <") + done
+
+
+@pytest.mark.parametrize("names", [("reasoning",), ("reasoning_content",), ("reasoning_content", "reasoning")])
+def test_reasoning_that_was_held_back_keeps_its_names(names: tuple[str, ...]) -> None:
+    """What waits leaves with an event of content, or after the last event: neither says what reasoning is called."""
+    thought = event(**dict.fromkeys(names, "so a <"))
+    for rest in (event(content="Hi </｜DSML｜invoke>") + DONE, b"data: [DONE]\n\n", b""):
+        sent = event(**dict.fromkeys(names, "I </｜DSML｜invoke>")) + thought + rest
+        found = dict.fromkeys(names, "")
+        for line in run(sent).splitlines():
+            if line.startswith(b"data: {"):
+                delta = json.loads(line[6:])["choices"][0]["delta"]
+                assert set(delta) <= {*names, "content"}
+                for name in names:
+                    found[name] += delta.get(name) or ""
+        assert found == dict.fromkeys(names, "I so a <")
+
+
 @pytest.mark.parametrize("depth", [1000, 100_000])
 def test_nesting_without_end_passes_as_what_it_is(depth: int) -> None:
     deep = b"[" * depth + b"]" * depth

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from closeranks.gateway.guard.arguments import ArgumentScan
 from closeranks.gateway.guard.choice import ChoiceWatch, OpenDecoder
 from closeranks.gateway.guard.chunk import (
@@ -14,8 +12,10 @@ from closeranks.gateway.guard.chunk import (
     dump,
     is_null,
     is_stop,
+    items_of,
     members_of,
     read_answer,
+    reasoning_of,
     rewritten,
 )
 from closeranks.gateway.guard.counters import Counters
@@ -40,9 +40,9 @@ def watch_body(
         return body
 
     def write(top: dict[str, Any]) -> bytes:
-        choices = choices_of(top)
+        choices = [raw for _, _, raw in choices_of(top)]
         for place, (watch, deltas) in changed.items():
-            choices[place] = _rewrite(choices[place], deltas, watch.repaired > 0)
+            choices[place] = _rewrite(members_of(choices[place]), deltas, watch.repaired > 0)
         return dump({**top, "choices": choices})
 
     return rewritten(body, write)
@@ -59,10 +59,13 @@ def _watch_choice(
     message = choice.message
     if message is None:
         return watch
-    if reasoning := next((t for t in (message.reasoning_content, message.reasoning) if isinstance(t, str) and t), ""):
+    if reasoning := reasoning_of(message)[0]:
         watch.feed(True, reasoning)
-    if isinstance(message.content, str) and message.content:
-        watch.feed(False, message.content)
+    if message.content:
+        if isinstance(message.content, str):
+            watch.feed(False, message.content)
+        else:
+            counters.unwatched["content_not_text"] += 1
     watch.close(str(choice.finish_reason))
     watch.only_committed()
     for shape, sample in ArgumentScan().feed(message.tool_calls or []):
@@ -89,12 +92,7 @@ def _rewrite(choice: dict[str, Any], deltas: list[Delta], repaired: bool) -> dic
         elif new and (field == "content" or (field == "reasoning_content" and "reasoning" not in message)):
             message[field] = new
     if calls:
-        own = (
-            []
-            if is_null(message.get("tool_calls"))
-            else msgspec.json.decode(message["tool_calls"], type=list[msgspec.Raw])
-        )
-        message["tool_calls"] = [*calls, *own]
+        message["tool_calls"] = [*calls, *items_of(message.get("tool_calls"))]
     choice = {**choice, "message": message}
     if repaired and is_stop(choice.get("finish_reason")):
         choice["finish_reason"] = "tool_calls"

@@ -14,7 +14,8 @@ import msgspec
 Delta = dict[str, Any]
 """What goes into a `delta` or `message`: some of `content`, `reasoning_content`, `tool_calls`."""
 
-TEXT_FIELDS = ("reasoning_content", "reasoning", "content")
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+TEXT_FIELDS = (*REASONING_FIELDS, "content")
 
 
 class Function(msgspec.Struct):
@@ -52,7 +53,7 @@ class Answer(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(Answer).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_list_of_members = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _NULL = b"null"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -60,22 +61,74 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def read_answer(data: bytes) -> Answer | None:
     """The watched fields; None where `data` is no such object.
 
-    What msgspec refuses but many clients accept (invalid UTF-8, lone surrogates) is read the lenient way, as a
-    client would: markup must not slip through inside it.
+    What msgspec refuses but many clients accept (invalid UTF-8, lone surrogates, members of another type) is read the
+    lenient way, as a client would: markup must not slip through beside it.
     """
     try:
         return _decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        return msgspec.convert(_load_leniently(data), Answer)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+        top = _load_leniently(data)
+    except (ValueError, RecursionError):
         return None
+    if not isinstance(top, dict):
+        return None
+    choices = top.get("choices")
+    read = [_choice(choice, place) for place, choice in enumerate(choices)] if isinstance(choices, list) else None
+    return Answer(read, top.get("model"))
 
 
 def _load_leniently(data: bytes) -> Any:
-    """What a forgiving client reads: bytes that are no UTF-8 as U+FFFD, lone surrogates as they are, NaN as null."""
-    return json.loads(data.decode("utf-8", "replace"), parse_constant=lambda _: None, strict=False)
+    """What a forgiving client reads: UTF-16 and a byte order mark as such, bytes that are no UTF-8 as U+FFFD, lone
+    surrogates as they are, NaN as null."""
+    text = data.decode(json.detect_encoding(data), "replace")
+    return json.loads(text, parse_constant=lambda _: None, strict=False)
+
+
+def _choice(choice: Any, place: int) -> Choice:
+    """A choice, less what is of another type than it should be."""
+    if not isinstance(choice, dict):
+        return Choice(place)
+    index = index_of(choice.get("index", 0), place)
+    return Choice(index, _text(choice.get("delta")), _text(choice.get("message")), choice.get("finish_reason"))
+
+
+def _text(text: Any) -> Text | None:
+    if not isinstance(text, dict):
+        return None
+    calls = text.get("tool_calls")
+    read = [_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else None
+    return Text(text.get("content"), text.get("reasoning_content"), text.get("reasoning"), read)
+
+
+def _call(call: dict[str, Any]) -> Call:
+    function = call.get("function")
+    read = Function(function.get("name"), function.get("arguments")) if isinstance(function, dict) else None
+    return Call(call.get("index"), read)
+
+
+def reasoning_of(text: Text) -> tuple[str, tuple[str, ...]]:
+    """The reasoning that a delta or message brings, and the names under which it stands there.
+
+    Servers that are changing the name send it under both; should the two differ, the first counts.
+    """
+    first, second = text.reasoning_content, text.reasoning
+    if not first and not second:
+        return "", ()
+    found = [(text, name) for text, name in zip((first, second), REASONING_FIELDS, strict=True) if _is_text(text)]
+    return (found[0][0], tuple(name for _, name in found)) if found else ("", ())
+
+
+def _is_text(text: Any) -> bool:
+    return isinstance(text, str) and text != ""
+
+
+def index_of(index: Any, place: int) -> int:
+    """The index of the choice at `place`: its own if that is a whole number, else its place."""
+    if isinstance(index, float) and index.is_integer():
+        return int(index)
+    return index if isinstance(index, int) and not isinstance(index, bool) else place
 
 
 def dump(value: Any) -> bytes:
@@ -103,14 +156,31 @@ def without_surrogates(text: str) -> str:
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
-def choices_of(top: dict[str, Any]) -> list[dict[str, Any]]:
-    """The `choices` of an object's members, each with undecoded members."""
-    return [dict(choice) for choice in _list_of_members(top["choices"])]
+def choices_of(top: dict[str, Any]) -> list[tuple[int, dict[str, Any] | None, Any]]:
+    """The `choices` of an object's members: index, undecoded members (None: no object), and all of it as it came."""
+    choices: list[tuple[int, dict[str, Any] | None, Any]] = []
+    for place, raw in enumerate(items_of(top["choices"])):
+        members = members_of(raw) if _kind(raw) == b"{" else None
+        index = (
+            msgspec.json.decode(members["index"]) if members and "index" in members else place if members is None else 0
+        )
+        choices.append((index_of(index, place), members, raw))
+    return choices
 
 
 def members_of(value: Any) -> dict[str, Any]:
-    """The members, undecoded, of an object that is itself undecoded; none if it is null or missing."""
-    return {} if is_null(value) else dict(_members(value))
+    """The members, undecoded, of an object that is itself undecoded; none if it is no object, or missing."""
+    return dict(_members(value)) if _kind(value) == b"{" else {}
+
+
+def items_of(value: Any) -> list[Any]:
+    """The items, undecoded, of a list that is itself undecoded; none if it is no list, or missing."""
+    return list(_items(value)) if _kind(value) == b"[" else []
+
+
+def _kind(value: Any) -> bytes:
+    """The character with which an undecoded value begins; nothing if it is missing."""
+    return bytes(value).lstrip()[:1] if isinstance(value, msgspec.Raw) else b""
 
 
 def is_stop(finish: Any) -> bool:

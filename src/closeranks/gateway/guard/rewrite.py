@@ -9,21 +9,35 @@ from typing import Any
 
 import msgspec
 
-from closeranks.gateway.guard.chunk import TEXT_FIELDS, Delta, choices_of, dump, is_null, is_stop, members_of, rewritten
+from closeranks.gateway.guard.chunk import (
+    TEXT_FIELDS,
+    Delta,
+    choices_of,
+    dump,
+    is_null,
+    is_stop,
+    items_of,
+    members_of,
+    rewritten,
+)
 from closeranks.gateway.guard.sse import data_of, new_event, with_data
 
 
 def rewrite_event(
-    event: bytes, deltas: dict[int, list[Delta]], indices: dict[int, dict[int, int]], repaired: set[int]
+    event: bytes,
+    deltas: dict[int, list[Delta]],
+    indices: dict[int, dict[int, int]],
+    repaired: set[int],
+    reasoning: tuple[str, ...],
 ) -> bytes:
     """`event` with the text of the choices in `deltas` replaced by these deltas.
 
     `indices`: per choice, indices of the upstream's own calls that change. `repaired`: choices that made a call, whose
-    finish reason "stop" becomes "tool_calls".
+    finish reason "stop" becomes "tool_calls". `reasoning`: the names under which the upstream sends reasoning.
     """
     data = data_of(event)
     assert data is not None, "only events with choices are rewritten"
-    return rewritten(data, lambda top: _events(event, top, deltas, indices, repaired))
+    return rewritten(data, lambda top: _events(event, top, dict(deltas), indices, repaired, reasoning))
 
 
 def _events(
@@ -32,14 +46,17 @@ def _events(
     deltas: dict[int, list[Delta]],
     indices: dict[int, dict[int, int]],
     repaired: set[int],
+    reasoning: tuple[str, ...],
 ) -> bytes:
-    pieces: list[dict[str, Any]] = []
-    for choice in choices_of(top):
-        index = msgspec.json.decode(choice["index"]) if "index" in choice else 0
-        if index in deltas:
-            pieces += _rewrite_choice(choice, deltas[index], indices.get(index, {}), index in repaired)
-        else:
-            pieces.append(choice)
+    pieces: list[Any] = []
+    left = set(deltas)
+    for index, choice, raw in choices_of(top):
+        if choice is None or index not in deltas:
+            pieces.append(raw)
+            continue
+        texts = deltas[index] if index in left else []  # of two choices with one index the first has the text of both
+        left.discard(index)
+        pieces += _rewrite_choice(choice, texts, indices.get(index, {}), index in repaired, reasoning)
     usage = top.get("usage")
     if not pieces:
         return b"" if is_null(usage) else with_data(event, dump({**top, "choices": []}))
@@ -53,10 +70,9 @@ def _events(
 
 
 def _rewrite_choice(
-    choice: dict[str, Any], deltas: list[Delta], indices: dict[int, int], repaired: bool
+    choice: dict[str, Any], deltas: list[Delta], indices: dict[int, int], repaired: bool, reasoning: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     rest = members_of(choice.get("delta"))
-    named = "reasoning" if "reasoning" in rest and "reasoning_content" not in rest else "reasoning_content"
     for field in TEXT_FIELDS:
         rest.pop(field, None)
     calls = rest.pop("tool_calls", None)
@@ -66,7 +82,7 @@ def _rewrite_choice(
     ends = not is_null(finish)
     if repaired and is_stop(finish):
         finish = "tool_calls"
-    bodies = [_named(delta, named) for delta in deltas]
+    bodies = [_named(delta, reasoning) for delta in deltas]
     if last:
         bodies.append(last)
     if not bodies and (first or ends):
@@ -82,10 +98,10 @@ def _rewrite_choice(
     return written
 
 
-def _named(delta: Delta, reasoning: str) -> Delta:
-    """`delta` with the reasoning under the name that the upstream uses."""
-    if reasoning != "reasoning_content" and "reasoning_content" in delta:
-        return {reasoning: delta["reasoning_content"]}
+def _named(delta: Delta, reasoning: tuple[str, ...]) -> Delta:
+    """`delta` with the reasoning under the names that the upstream uses."""
+    if "reasoning_content" in delta:
+        return dict.fromkeys(reasoning, delta["reasoning_content"])
     return delta
 
 
@@ -94,19 +110,22 @@ def renumber(calls: Any, indices: dict[int, int]) -> Any:
     if not indices:
         return calls
     renumbered = []
-    for call in msgspec.json.decode(calls, type=list[dict[str, msgspec.Raw]]):
+    for raw in items_of(calls):
+        call = members_of(raw)
         index = msgspec.json.decode(call["index"]) if "index" in call else None
-        renumbered.append({**call, "index": indices[index]} if index in indices else call)
+        ours = indices.get(index) if isinstance(index, int) else None
+        renumbered.append(raw if ours is None else {**call, "index": ours})
     return renumbered
 
 
-def event_like(event: bytes, index: int, deltas: list[Delta]) -> bytes:
+def event_like(event: bytes, index: int, deltas: list[Delta], reasoning: tuple[str, ...]) -> bytes:
     """Events that the upstream did not send, for text that was held back when it ended: modelled on `event`."""
     data = data_of(event)
 
     def write(top: dict[str, Any]) -> bytes:
         top.pop("usage", None)
-        choices = ({"index": index, "delta": delta, "finish_reason": None} for delta in deltas)
+        named = (_named(delta, reasoning) for delta in deltas)
+        choices = ({"index": index, "delta": delta, "finish_reason": None} for delta in named)
         return b"".join(new_event(dump({**top, "choices": [choice]})) for choice in choices)
 
     return write({}) if data is None else rewritten(data, write)

@@ -13,7 +13,7 @@ from collections import deque
 
 from closeranks.gateway.guard.arguments import ArgumentScan
 from closeranks.gateway.guard.choice import ChoiceWatch, OpenDecoder
-from closeranks.gateway.guard.chunk import Choice, Delta, Text, read_answer
+from closeranks.gateway.guard.chunk import Choice, Delta, Text, read_answer, reasoning_of
 from closeranks.gateway.guard.counters import Counters
 from closeranks.gateway.guard.rewrite import event_like, rewrite_event
 from closeranks.gateway.guard.sse import EventSplitter, Fragment, data_of, new_event
@@ -49,6 +49,7 @@ class StreamWatch:
         self._waiting_bytes = 0
         self._out: list[bytes] = []
         self._finished: set[int] = set()
+        self._reasoning: tuple[str, ...] = ("reasoning_content",)  # the names under which the upstream sends it
         self._last_event = b""  # the last that had choices: the model for one that the upstream did not send
         self.ended = False  # whether the upstream said [DONE]
 
@@ -98,7 +99,7 @@ class StreamWatch:
             else:
                 self._pass(event)
             return
-        if data == b"[DONE]":
+        if data.startswith(b"[DONE]"):  # all that clients look at
             self.ended = True
             self._end_choices()
             self._out.append(event)
@@ -167,9 +168,8 @@ class StreamWatch:
             self._out.append(event)
             return
         self._settle()
-        deltas = {}
-        for choice, watch in known:
-            deltas[choice.index] = watch.deltas()
+        deltas = {choice.index: watch.deltas() for choice, watch in known}
+        for _, watch in known:
             watch.rewritten()
         self._write(event, deltas, indices)
 
@@ -193,13 +193,15 @@ class StreamWatch:
         indices: dict[int, int] = {}
         delta = choice.delta
         if delta is not None:
-            reasoning = delta.reasoning_content or delta.reasoning
-            if reasoning and isinstance(reasoning, str):
+            reasoning, names = reasoning_of(delta)
+            if names:
+                self._reasoning = names
                 watch.feed(True, reasoning)
-            if delta.content and isinstance(delta.content, str):
-                watch.feed(False, delta.content)
-            if isinstance(delta.content, list):
-                self._counters.unwatched["content_not_text"] += 1
+            if delta.content:
+                if isinstance(delta.content, str):
+                    watch.feed(False, delta.content)
+                else:
+                    self._counters.unwatched["content_not_text"] += 1
             if delta.tool_calls:
                 watch.close()
                 indices = watch.native_calls(delta.tool_calls)
@@ -274,7 +276,7 @@ class StreamWatch:
     def _write(self, event: bytes, deltas: dict[int, list[Delta]], indices: dict[int, dict[int, int]]) -> None:
         finish = {index for index in deltas if self._choices[index].repaired}
         self._counters.rewritten += 1
-        self._out.append(rewrite_event(event, deltas, indices, finish))
+        self._out.append(rewrite_event(event, deltas, indices, finish, self._reasoning))
 
     def _end_choices(self) -> None:
         """No more text will come: send what the decoders hold."""
@@ -287,7 +289,7 @@ class StreamWatch:
             watch.rewritten()
             if deltas and not self._report_only:
                 self._counters.rewritten += 1
-                self._out.append(event_like(self._last_event, index, deltas))
+                self._out.append(event_like(self._last_event, index, deltas, self._reasoning))
 
 
 def _own_deltas(delta: Text | None) -> list[Delta]:
@@ -295,8 +297,7 @@ def _own_deltas(delta: Text | None) -> list[Delta]:
     if delta is None:
         return []
     deltas = []
-    reasoning = delta.reasoning_content or delta.reasoning
-    if reasoning and isinstance(reasoning, str):
+    if reasoning := reasoning_of(delta)[0]:
         deltas.append({"reasoning_content": reasoning})
     if delta.content and isinstance(delta.content, str):
         deltas.append({"content": delta.content})
