@@ -1,11 +1,10 @@
 """closeranks' decoder as a tool-call and reasoning detector of SGLang.
 
-    python -m closeranks.gateway.plugins.sglang_detector --model-path MODEL ... \\
-        --tool-call-parser closeranks-v4 --reasoning-parser closeranks-v4
+    sglang serve --model-path MODEL ... --tool-call-parser closeranks-v4 --reasoning-parser closeranks-v4
 
-SGLang has no flag for plug-ins, so this module starts SGLang's own `sglang.launch_server` after `install`, which puts
-the detectors into SGLang's tables under the names closeranks-v32, -v4, -v41 and -hermes. A program that starts SGLang
-itself calls `install()` first.
+SGLang finds `install` by the entry point that an installation of closeranks declares (`sglang.srt.plugins`), and calls
+it in each of its processes: the HTTP server decodes, and the scheduler asks the reasoning detector for its tokens.
+`install` puts the detectors into SGLang's tables under the names closeranks-v32, -v4, -v41 and -hermes.
 
 SGLang splits reasoning off before it looks for calls, in two objects that do not know each other. So the reasoning
 detector only finds where the reasoning ends (at its closer, or where a block of calls opens inside it), cleans the part
@@ -16,7 +15,6 @@ Written for SGLang 0.5.23.
 """
 
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -238,16 +236,3 @@ def install() -> list[str]:
         )
         names.append(name)
     return names
-
-
-def main() -> None:
-    """Start SGLang's server with the detectors in place; all arguments are SGLang's."""
-    import runpy
-
-    install()
-    sys.argv[0] = "sglang.launch_server"
-    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()
