@@ -48,6 +48,7 @@ class Upstream:
     gone: int = 0  # how often the other side left before the script was through
     url: str = ""
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def write(data: bytes) -> None:
@@ -58,6 +59,7 @@ class Upstream:
         try:
             request = await read_request(reader)
             self.seen.append(request)
+            self.asked.set()
             work = asyncio.ensure_future(self.script(request, write))
             tasks = [work, asyncio.ensure_future(reader.read(1))]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -185,6 +185,79 @@ def test_an_upstream_killed_in_mid_stream_ends_the_stream_with_an_error_event() 
     assert last["error"]["type"] == "upstream_disconnected"
 
 
+NONSENSE = {
+    "no size": b"zz\r\nabc",
+    "a negative size": b"-5\r\nabc",
+    "a size beyond all bounds": b"f" * 40 + b"\r\nabc",
+    "no end of a chunk": b"5\r\nhelloXXXX",
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE.values(), ids=NONSENSE)
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json", "a/b"])
+def test_chunks_that_turn_into_nonsense_end_the_answer(kind: str, nonsense: bytes) -> None:
+    """No client waits for an upstream whose connection is over, whatever was on it last."""
+    begun = asyncio.Event()
+
+    async def script(request: Request, write: Write) -> None:
+        for piece in chunked(event(content="a"), head=f"Content-Type: {kind}\r\n", end=False):
+            await write(piece)
+        await begun.wait()
+        await write(nonsense)
+        await asyncio.Event().wait()
+
+    async def talk(port: int, upstream: Upstream) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(ASK, headers="Connection: close\r\n"))
+        first = b""
+        if kind == "application/json":  # read as a whole before anything is answered
+            await upstream.asked.wait()
+        else:
+            first = await reader.readuntil(event(content="a"))
+        begun.set()
+        rest = await reader.read()
+        writer.close()
+        return first + rest
+
+    got = go(script, talk)
+    if kind == "text/event-stream":
+        assert b'"type":"upstream_disconnected"' in got
+        assert got.endswith(b"0\r\n\r\n"), "the client's own connection is in order"
+    elif kind == "a/b":
+        assert not got.endswith(b"0\r\n\r\n"), "a short body must not look whole"
+    else:
+        assert got.startswith(b"HTTP/1.1 502")
+
+
+def test_a_length_that_cuts_an_event_ends_the_stream_with_an_error_event() -> None:
+    whole = event(content="a") + event(content="b")
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: {len(whole) - 20}\r\n\r\n"
+    got = one([head.encode() + whole[:-20]])
+    assert got.body.startswith(event(content="a"))
+    assert json.loads(got.body.rstrip().rsplit(b"data: ", 1)[1])["error"]["type"] == "upstream_disconnected"
+
+
+@pytest.mark.parametrize("end", [b"", DONE[:-2], DONE[:-1], event(finish="stop")[:-2]])
+def test_a_stream_without_its_last_newlines_is_whole(end: bytes) -> None:
+    stream = event(content="a") + end
+    assert one(chunked(stream)).body == stream
+
+
+def test_a_request_for_an_absolute_url_is_one_for_its_path() -> None:
+    async def talk(port: int, upstream: Upstream) -> tuple[Any, bytes]:
+        got = await send(port, post(ASK, path="http://elsewhere:1/v1/chat/completions?a=b"))
+        return got, upstream.seen[0].line
+
+    got, line = go(writes(chunked(event(content="Hi." + BLOCK) + DONE)), talk)
+    assert line == b"POST /v1/chat/completions?a=b HTTP/1.1"
+    assert client(got.body)[0].tool_calls == [{"name": "get_weather", "arguments": {"city": "Oslo"}}]
+
+
+@pytest.mark.parametrize("line", [b"OPTIONS *", b"CONNECT elsewhere:1", b"GET ftp://elsewhere/"])
+def test_what_is_no_path_is_refused(line: bytes) -> None:
+    assert one([], line + b" HTTP/1.1\r\nHost: x\r\n\r\n").status.startswith((b"HTTP/1.1 501", b"HTTP/1.0 400"))
+
+
 def test_an_upstream_that_breaks_off_after_the_end_of_its_answer_did_no_harm() -> None:
     stream = event(content="a") + event(finish="stop") + DONE
     got = one(chunked(stream, end=False))

@@ -6,7 +6,9 @@ stops while the client does not read (aiohttp pauses the socket at twice `READ_B
 bounded amount of memory; a client that goes away ends the upstream request.
 """
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 import aiohttp
 import structlog
@@ -56,6 +58,10 @@ class UpstreamFailed(Exception):
     def body(self) -> bytes:
         """The error as an OpenAI error object."""
         return dump({"error": {"message": str(self), "type": self.kind, "param": None, "code": self.kind}})
+
+
+class NoPath(ValueError):
+    """A request for something that is no path of the upstream (`CONNECT host`, `OPTIONS *`)."""
 
 
 class Guard:
@@ -110,6 +116,9 @@ class Guard:
             log.warning("upstream failed", kind=error.kind, error=str(error), path=path)
             status = 504 if error.kind == "upstream_timeout" else 502
             response = web.Response(body=error.body(), status=status, content_type="application/json")
+        except NoPath as error:
+            said = {"error": {"message": f"guard passes on requests for a path, not for {str(error)[:80]!r}"}}
+            response = web.json_response(said, status=501)
         self.counters.requests["yes" if watched else "no", str(response.status)] += 1
         return response
 
@@ -140,7 +149,7 @@ class Guard:
         headers.popall(hdrs.EXPECT, None)  # answered here
         if asked is not None and hdrs.ACCEPT_ENCODING in headers:
             headers[hdrs.ACCEPT_ENCODING] = "identity"  # what is compressed cannot be watched
-        url = URL(self.settings.upstream + request.raw_path, encoded=True)
+        url = URL(self.settings.upstream + _target(request), encoded=True)
         try:
             upstream = await self._session.request(
                 request.method, url, headers=headers, data=body, allow_redirects=False
@@ -148,7 +157,8 @@ class Guard:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _failure(error, "reached") from error
         try:
-            return await self._relay(request, upstream, asked)
+            with _ends_with_connection(upstream):
+                return await self._relay(request, upstream, asked)
         finally:
             # Ends the exchange at the upstream too if it is not over (a client that left, an error).
             upstream.close() if not upstream.content.at_eof() else upstream.release()
@@ -178,9 +188,12 @@ class Guard:
             async for piece in upstream.content.iter_any():
                 await response.write(piece)
         except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError, TimeoutError) as error:
-            self.counters.upstream_errors[_failure(error, "read").kind] += 1
+            failure = _failure(error, "read")
+            self.counters.upstream_errors[failure.kind] += 1
+            log.warning("upstream failed", kind=failure.kind, error=str(failure), path=request.path)
             # Not a clean end: the client must see that bytes are missing, so its connection breaks as well.
-            raise ConnectionError("the upstream broke off") from error
+            if request.transport is not None:
+                request.transport.close()
         return response
 
     async def _relay_json(
@@ -247,11 +260,12 @@ class Guard:
         ) as error:
             failure = _failure(error, "read")
         else:
-            # A body that ends with its connection cannot tell its end from a broken one. The answer itself can.
+            # A body that ends with its connection cannot tell its end from a broken one. The answer itself can; one
+            # that ends within an event was cut, whatever its framing says.
             framed = hdrs.CONTENT_LENGTH in upstream.headers or "chunked" in upstream.headers.get(
                 hdrs.TRANSFER_ENCODING, ""
             )
-            if not framed and not watch.complete:
+            if not watch.complete and (not framed or watch.cut):
                 failure = UpstreamFailed(
                     "upstream_disconnected", "The upstream ended the answer before it was complete."
                 )
@@ -262,6 +276,47 @@ class Guard:
         if out := watch.close(failure.body() if failure is not None and not watch.ended else None):
             await response.write(out)
         return response
+
+
+@contextmanager
+def _ends_with_connection(upstream: aiohttp.ClientResponse) -> Iterator[None]:
+    """Sees to it that a read of the body ends when the connection does.
+
+    aiohttp (3.14) closes a connection whose chunks turn into nonsense and ends its read timeout too, but leaves whoever
+    reads the body waiting for ever.
+    """
+    body = upstream.content
+    protocol = upstream.connection.protocol if upstream.connection is not None else None
+    closed = protocol.closed if protocol is not None else None
+    if closed is None:
+        yield  # the answer is here as a whole, or its end
+        return
+
+    def ended(closed: "asyncio.Future[None]") -> None:
+        if not closed.cancelled():
+            closed.exception()  # taken note of: the body's own error says the same
+        if not body.is_eof() and body.exception() is None:
+            body.set_exception(aiohttp.ClientPayloadError("the connection ended before the answer"))
+
+    closed.add_done_callback(ended)
+    try:
+        yield
+    finally:
+        closed.remove_done_callback(ended)
+
+
+def _target(request: web.BaseRequest) -> str:
+    """The path and query to ask the upstream for. Of a request for an absolute URL, that of the URL.
+
+    Raises `NoPath`.
+    """
+    target = request.raw_path
+    if not target.startswith("/"):
+        scheme, _, rest = target.partition("://")
+        if scheme.lower() not in ("http", "https"):
+            raise NoPath(target)
+        target = "/" + rest.partition("/")[2]
+    return target
 
 
 def _failure(error: BaseException, doing: str) -> UpstreamFailed:

@@ -69,6 +69,11 @@ class EventSplitter:
         """Bytes of an event that has not ended yet."""
         return len(self._buffer)
 
+    @property
+    def rest(self) -> bytes:
+        """What has come of an event that has not ended yet."""
+        return bytes(self._buffer)
+
     def close(self) -> bytes:
         """What was left without an empty line after it (a stream may end like that), as a `Fragment` if it was cut."""
         rest = bytes(self._buffer)

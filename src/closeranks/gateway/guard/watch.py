@@ -58,6 +58,12 @@ class StreamWatch:
         """Whether the answer came to its end: [DONE], or a finish reason for every choice that was seen."""
         return self.ended or bool(self._choices.keys() <= self._finished and self._finished)
 
+    @property
+    def cut(self) -> bool:
+        """Whether what was fed so far ends within an event of a chat."""
+        data = data_of(self._splitter.rest) if self._choices else None
+        return data is not None and not data.startswith(b"[DONE]") and read_answer(data) is None
+
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the upstream's body; the bytes to send on, perhaps none yet."""
         for event in self._splitter.feed(data):
