@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from closeranks.codec import assemble, merge
+from closeranks.codec import Discarded, assemble, merge
 from tests.codec.damage import damaged
 from tests.codec.properties import check_json, check_order, check_text, run, settings_of
 
 LIMITS = (16, 32, 48, 64, 128, 256, 512, 1024, 2048, 4096)
 RUNS = [" ", "\n", "\t", "a", "<", "7", '"', "`", "｜", "|", "{", "[", "\\", "-", "=", "/", "é", "_", "'"]
-RUNS += ["x y ", "<th", "ab\n", "DSML", "｜DSML｜"]
+RUNS += ["x y ", "<th", "</", "<｜", "</th", "</｜D", "ab\n", "DSML", "｜DSML｜"]
 
 
 def long_turn(rng: random.Random) -> str:
@@ -44,6 +44,40 @@ def check_long(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_long_runs(seed: int) -> None:
     check_long(seed)
+
+
+CHAINS = ["</", "<", "<｜", "</th", "<\n\n"]
+TAILS = ["<think>x", "</think>[<", "</｜DSML｜invoke>b", "<｜User｜>"]
+
+
+def check_chain(unit: str, length: int, before: str, tail: str, thinking: bool) -> None:
+    """Beginnings of markers in a row, about as many as are held, up to a marker that may be quoted."""
+    chain = (unit * length)[:length]
+    text = before + chain + tail
+    whole = run([text], dialect="v4", thinking=thinking, tools=["f"])
+    quoted = before == "`" and "\n" not in chain
+    if quoted and tail[1:6] == "think":
+        assert not any(isinstance(event, Discarded) for event in whole), text
+    for pieces in (list(text), [text[: -len(tail)], tail], [text[: len(before)], text[len(before) :]]):
+        assert merge(run(pieces, dialect="v4", thinking=thinking, tools=["f"])) == merge(whole), pieces
+
+
+@pytest.mark.parametrize("unit", CHAINS)
+def test_chains_about_as_long_as_is_held(unit: str) -> None:
+    for length in (16, *range(30, 38), 64):
+        for before in ("`", "a"):
+            check_chain(unit, length, before, TAILS[length % len(TAILS)], thinking=False)
+            check_chain(unit, length, before, "<think>x", thinking=length % 2 == 0)
+
+
+@pytest.mark.slow
+def test_all_chains() -> None:
+    for unit in (*CHAINS, "｜", "</｜D", "<th\n"):
+        for length in range(24, 70):
+            for before in ("", "`", "a", "```\n"):
+                for tail in TAILS:
+                    for thinking in (False, True):
+                        check_chain(unit, length, before, tail, thinking)
 
 
 @pytest.mark.slow

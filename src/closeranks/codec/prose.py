@@ -116,8 +116,10 @@ class Prose(Core):
                 hold -= 1
             if hold < start and self._buffer[hold] == "\n":
                 hold = self._chain_from(max(at, limit), hold)
-        if hold <= limit and not self._lexicon.identity:
-            self._overflow = True
+        if at < hold and at < limit and not self._lexicon.identity:
+            # what leaves now may end with a beginning that began before the limit
+            found = self._spelling.strict_begun.search(self._buffer, max(at, hold - HEAD_LIMIT), hold)
+            self._overflow = found is not None and found.start() < hold
         return hold
 
     def _chain_from(self, low: int, start: int) -> int:
