@@ -70,6 +70,18 @@ def test_chains_about_as_long_as_is_held(unit: str) -> None:
             check_chain(unit, length, before, "<think>x", thinking=length % 2 == 0)
 
 
+@pytest.mark.parametrize("odd", ["", "<"])
+@pytest.mark.parametrize("count", [14, 15, 16, 17, 19])
+def test_a_chain_that_is_completed_from_behind_stays_no_marker(count: int, odd: str) -> None:
+    """Each `think>` takes the last beginning that is left, down to those that were sent for the length of the chain."""
+    for completions in (count, count + 1):
+        start, end = "a" + "</" * count + odd, "</｜DSML｜invoke>" + "think>" * completions
+        whole = run([start + end], dialect="v4", tools=["f"])
+        check_text(assemble(whole).content, "v4", quoted=True)
+        for pieces in ([start, end], list(start + end)):
+            assert merge(run(pieces, dialect="v4", tools=["f"])) == merge(whole), pieces
+
+
 @pytest.mark.slow
 def test_all_chains() -> None:
     for unit in (*CHAINS, "｜", "</｜D", "<th\n"):
