@@ -116,6 +116,13 @@ def test_tool_choice() -> None:
     assert calls(turn(CALL, tools=["f", "g"], tool_choice={"type": "function", "function": {"name": "g"}})) == []
 
 
+@pytest.mark.parametrize(("allowed", "want"), [("f", DONE), ("g", [])])
+def test_tools_that_are_offered_and_not_allowed_are_not_called(allowed: str, want: list[Any]) -> None:
+    tools = {"mode": "auto", "tools": [{"type": "function", "function": {"name": allowed}}, 7]}
+    for choice in ({"type": "allowed_tools", "allowed_tools": tools}, {"type": "allowed_tools", **tools}):
+        assert calls(turn(CALL, tools=["f", "g"], tool_choice=choice)) == want
+
+
 @pytest.mark.parametrize("bars", ["|DSML|", "||DSML||", " | DSML | ", "‖DSML‖", "｜ DSML ｜", ""])
 def test_spelled_blocks(bars: str) -> None:
     text = "Hi." + CALL.replace(D, bars)

@@ -16,7 +16,7 @@ class Offer:
             self.disabled = self.disabled or not self.names
         named = _named(tool_choice)
         if named is not None and not self.disabled:
-            self.names = {named} if self.names is None else self.names & {named}
+            self.names = named if self.names is None else self.names & named
 
     def _add(self, tool: Any) -> str:
         name: Any
@@ -45,10 +45,19 @@ class Offer:
         return self._properties.get(name)
 
 
-def _named(tool_choice: Any) -> str | None:
-    """The name in a named `tool_choice`, in either of OpenAI's shapes."""
+def _named(tool_choice: Any) -> set[str] | None:
+    """The names to which a `tool_choice` restricts the offer, in any of OpenAI's shapes; None: it does not."""
     if not isinstance(tool_choice, Mapping):
         return None
-    function = tool_choice.get("function", tool_choice)
+    if tool_choice.get("type") == "allowed_tools":
+        allowed = tool_choice.get("allowed_tools", tool_choice)
+        tools = allowed.get("tools") if isinstance(allowed, Mapping) else None
+        return {name for tool in tools if (name := _name(tool)) is not None} if isinstance(tools, list) else None
+    name = _name(tool_choice)
+    return None if name is None else {name}
+
+
+def _name(tool: Any) -> str | None:
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else None
