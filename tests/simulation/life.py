@@ -141,7 +141,8 @@ class Life:
                 raise Violation(f"{self.engine.name}: rank {rank} hangs in step {steps[0].n} and nobody notices")
         self.witness.look(now)
         oldest = next(iter(self.leader.handover.transfers.values()), None)
-        limit = self.leader.config.transfer_deadline_s + 1.5
+        config = self.leader.config  # a peer that comes back within the deadline gets the time to a stall once more
+        limit = config.transfer_deadline_s + config.transfer_stall_s + 1.5
         if oldest is not None and not self.dying and not self.held and self.clock() - max(oldest.moved) > limit:
             raise Violation(f"{self.engine.name}: a transfer of {oldest.room.id} is stuck and nobody notices")
         if self.leader.state == "draining" and not self.leave_by:
