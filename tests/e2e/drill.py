@@ -149,7 +149,7 @@ class Drill:
         if manifests:
             seen.detected_s = min(m["detected"] for m in manifests) - struck
         if errors:
-            seen.outcome = REFUSES if all(e[:3].isdecimal() for e in errors) else ENDS
+            seen.outcome = REFUSES if all(e[:3] in ("429", "503") for e in errors) else ENDS
             seen.detail = f"{len(errors)} of {len(answers)}: {errors[0][:160]}"
         else:
             seen.outcome = RESUMES if self._resumed() > before else RIDES
