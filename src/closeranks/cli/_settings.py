@@ -10,6 +10,7 @@ import ast
 import inspect
 import os
 import textwrap
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,10 @@ def add_flags(parser: argparse.ArgumentParser, known: Iterable[Option]) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings (keys as in this list, with _ for -)")
     for option in known:
         text = option.help.replace("%", "%%")
+        if option.name in OFF_FLAGS:
+            text = "turns this off: " + text
+        if choices := _choices(option.type):
+            text += f" One of {', '.join(choices)}."
         if option.default is not msgspec.NODEFAULT and option.name not in OFF_FLAGS:
             text += f" (default: {option.default!r})".replace("%", "%%")
         common: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS, "help": text}
@@ -134,7 +139,15 @@ def _convert(option: Option, value: Any, source: str) -> Any:
     try:
         return msgspec.convert(value, option.type, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{source}: {error}") from error
+        choices = _choices(option.type)
+        said = f" (one of {', '.join(choices)})" if choices else ""
+        raise SettingsError(f"{source}: {error}{said}") from error
+
+
+def _choices(kind: Any) -> list[str]:
+    """The values of a setting that has a few only."""
+    few = typing.get_origin(kind) is typing.Literal
+    return [str(value) for value in typing.get_args(kind) if value != ""] if few else []
 
 
 def _is_list(kind: Any) -> bool:

@@ -10,12 +10,14 @@ import fcntl
 import json
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from closeranks import faults
@@ -102,6 +104,10 @@ def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
                 f"the path of {folder} is too long for sockets in it: give a shorter --run-dir"
             )
     tp = {role: getattr(args, f"{role}_tp_size", None) or args.tp_size for role in roles}
+    if not alone:
+        check_gateway(values)
+        if not args.dry_run:
+            check_port(values.get("host", "127.0.0.1"), values.get("port", 8000))
     make_unfailing()
     logging.basicConfig(level=logging.INFO)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
@@ -195,6 +201,29 @@ def plan(role: str, folder: Path, endpoint: str, tp_size: int, values: dict[str,
         return [leader, *ranks]
 
     return programs
+
+
+def check_gateway(values: dict[str, Any]) -> None:
+    """What the gateway would end with, before anything is started. Raises SettingsError."""
+    settings = _settings.only(GatewaySettings, values) | {"prefill": [], "decode": [], "both": ["-"]}
+    try:
+        msgspec.convert(settings | {"run_dir": "-", "model_dir": "-"}, GatewaySettings)
+    except msgspec.ValidationError as error:
+        raise _settings.SettingsError(str(error)) from error
+
+
+def check_port(host: str, port: int) -> None:
+    """Whether the gateway can listen there: engines take long to start. Raises SettingsError."""
+    if not port:
+        return
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, number) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        said = f"cannot listen on {host}:{port} ({error.strerror}): give another --port or --host"
+        raise _settings.SettingsError(said) from error
 
 
 def gateway_program(folder: Path, endpoints: dict[str, str], values: dict[str, Any], drain_s: float) -> Program:

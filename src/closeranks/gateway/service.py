@@ -47,6 +47,7 @@ class Gateway:
         self._usable = -math.inf
         """When a pair of engines was last seen usable: for a while after, requests are taken on and wait."""
         self._resumed = 0
+        self._ready = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links: dict[str, engines.Link] = {}
         self._idle = asyncio.Event()
@@ -252,12 +253,25 @@ class Gateway:
                 link.poll()  # after a pause of this process: first what came meanwhile, then the judgement of silence
             self.requests.on_time(now)
             self._flush()
-            if self.router.pairs(now):
+            usable = bool(self.router.pairs(now))
+            if usable:
                 self._usable = now
+            self._say_ready(usable and self.model is not None)
             self._say_resumed()
             for reply in list(self.replies.values()):
                 self._tend(reply, now)
             await asyncio.sleep(TICK_S)
+
+    def _say_ready(self, ready: bool) -> None:
+        if ready == self._ready:
+            return
+        self._ready = ready
+        name = self.settings.served_model_name
+        if ready:
+            where = {"url": f"http://{self.settings.host}:{self.settings.port}/v1"} if self.settings.port else {}
+            log.info("ready, tokens can flow", model=name, **where)
+        else:
+            log.warning("not ready", model=name)
 
     def _say_resumed(self) -> None:
         counts = {name: n for name, n in self.requests.counts.items() if name.startswith("resumed_")}

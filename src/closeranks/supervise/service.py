@@ -74,6 +74,8 @@ class Service:
         assert self._gateway is not None
         path = self._folder / "gateway.settings.json"
         argv = [self._python, "-m", self._gateway.module, str(path)]
+        earlier = self._folder / "gateway.log"
+        self._shown[earlier] = earlier.stat().st_size if earlier.exists() else 0  # an earlier service's lines
         while not self._stop.is_set():
             self._gateway_child = await child.start("gateway", argv, self._folder / "gateway.log", self._gateway.env)
             ended = asyncio.create_task(self._gateway_child.wait())

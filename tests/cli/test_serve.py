@@ -1,0 +1,30 @@
+"""What `serve` refuses before it starts anything."""
+
+import socket
+
+import pytest
+
+from closeranks.cli import main
+
+
+def test_a_port_that_is_taken_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not after the engines have loaded, by a gateway that is started again and again."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main.main(["serve", "--port", str(port)]) == 2
+    said = capsys.readouterr().err
+    assert f"127.0.0.1:{port}" in said
+    assert "--port" in said
+
+
+@pytest.mark.parametrize("flags", [["--tool-call-parser", "foo"], ["--reasoning-parser", "foo"]])
+def test_what_the_gateway_would_refuse_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["serve", "--dry-run", *flags]) == 2
+    assert "unknown parser 'foo'; known are" in capsys.readouterr().err
+
+
+def test_a_setting_of_few_values_says_which(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["serve", "--dry-run", "--collectives", "foo"]) == 2
+    assert "one of shm, gloo, nccl" in capsys.readouterr().err
