@@ -1,10 +1,12 @@
 """What `serve` refuses before it starts anything."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from closeranks.cli import main
+from tests.e2e import tiny
 
 
 def test_a_port_that_is_taken_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,3 +30,9 @@ def test_what_the_gateway_would_refuse_is_refused(flags: list[str], capsys: pyte
 def test_a_setting_of_few_values_says_which(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["serve", "--dry-run", "--collectives", "foo"]) == 2
     assert "one of shm, gloo, nccl" in capsys.readouterr().err
+
+
+def test_more_ranks_than_the_model_can_be_dealt_to(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags = ["--model-path", str(tiny.make(tmp_path / "model")), "--cache-dir", str(tmp_path), "--run-dir"]
+    assert main.main(["serve", "--dry-run", "--tp-size", "9", *flags, str(tmp_path / "run")]) == 2
+    assert "tp_size 9 is more than the model's" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(values: dict[str, Any], folder: Path) -> Path:
     if not values.get("model_dir"):
-        values["model_dir"] = convert(values)
+        values["model_dir"] = convert(values, 1)
     settings = _settings.only(GatewaySettings, values | {"run_dir": str(folder)})
     path = folder / "gateway.settings.json"
     path.touch(mode=0o600)

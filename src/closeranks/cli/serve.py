@@ -116,7 +116,7 @@ def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
         if values.get("fault"):
             structlog.get_logger().warning("drill: faults will be injected", faults=values["fault"])
         if not alone:
-            values["model_dir"] = convert(values)
+            values["model_dir"] = convert(values, max(tp.values()))
         engines = [
             Engine(
                 role,
@@ -161,18 +161,23 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def convert(values: dict[str, Any]) -> str:
+def convert(values: dict[str, Any], tp_size: int) -> str:
     """The converted model's folder; converts on the first start (progress on stderr).
 
-    Raises SettingsError with the converter's own words if the model is not there or not supported.
+    Raises SettingsError with the converter's own words if the model is not there or not supported, and if it has fewer
+    KV heads than `tp_size` ranks.
     """
     from closeranks.engine.rank import convert as converter
 
     dtype = values.get("dtype") or ("float32" if values.get("device", "cpu") == "cpu" else "bfloat16")
     try:
-        return str(converter.prepare(values.get("model_path", ""), values.get("cache_dir", ""), dtype).path)
+        found = converter.prepare(values.get("model_path", ""), values.get("cache_dir", ""), dtype)
     except (ValueError, OSError) as error:
         raise _settings.SettingsError(str(error)) from error
+    if tp_size > found.config.kv_heads:
+        said = f"tp_size {tp_size} is more than the model's {found.config.kv_heads} KV heads: a rank would hold none"
+        raise _settings.SettingsError(said)
+    return str(found.path)
 
 
 def plan(role: str, folder: Path, endpoint: str, tp_size: int, values: dict[str, Any], spares: bool = True) -> Plan:
