@@ -44,6 +44,9 @@ class Ledger:
             raise Violation(f"{submit.room}: charged {self.charges[submit.room.id]} times, alone {submit.alone}")
         if submit.alone:
             self.alone.add(submit.room)
+        request = self.table.open[submit.room.id]
+        if len(submit.tokens) + submit.max_new_tokens != request.prompt_length + request.max_new_tokens:
+            raise Violation(f"{submit.room}: {len(submit.tokens)} tokens and {submit.max_new_tokens} to come")
 
     def opened(self, request: Request) -> None:
         self.charges[request.id] = request.charged

@@ -126,6 +126,13 @@ class Life:
         if self.ambush.waiting:
             self.ambush.look()
 
+    def stands(self, transfer: Any) -> bool:
+        """For longer than a transfer may. Behind a peer that came back it has the time to a stall once more."""
+        config, link = self.leader.config, self.leader.peers.links.get(transfer.room.link)
+        back_at = link.back_at if link is not None and link.instance == transfer.room.instance else 0.0
+        late = self.clock() - max(transfer.moved) > config.transfer_deadline_s + 1.5
+        return late and self.clock() - back_at > config.transfer_stall_s + 1.5
+
     def tick(self) -> None:
         if not self.alive:
             return
@@ -141,9 +148,7 @@ class Life:
                 raise Violation(f"{self.engine.name}: rank {rank} hangs in step {steps[0].n} and nobody notices")
         self.witness.look(now)
         oldest = next(iter(self.leader.handover.transfers.values()), None)
-        config = self.leader.config  # a peer that comes back within the deadline gets the time to a stall once more
-        limit = config.transfer_deadline_s + config.transfer_stall_s + 1.5
-        if oldest is not None and not self.dying and not self.held and self.clock() - max(oldest.moved) > limit:
+        if oldest is not None and not self.dying and not self.held and self.stands(oldest):
             raise Violation(f"{self.engine.name}: a transfer of {oldest.room.id} is stuck and nobody notices")
         if self.leader.state == "draining" and not self.leave_by:
             self.leave_by = now + 4.0

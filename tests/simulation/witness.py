@@ -34,6 +34,8 @@ class Witness:
         """Number of a step of which some rank reports another digest or too few tokens."""
         self.waits: dict[RoomId | str, float] = {}
         """Room or link -> since when the two sides do not agree on it."""
+        self.proven: dict[int, float] = {}
+        """Dead instance -> since when nothing is waited for that could free its pages."""
         self.sound: dict[RoomId, int] = {}
         """Room -> bit per rank that found its pages sound."""
         self.passed_over = 0
@@ -123,6 +125,7 @@ class Witness:
                 raise Violation(f"{self.name}: {room.id} waits for a grammar that is not being compiled")
         if leader.config.role != "both":
             self.look_at_peers()
+            self.look_at_the_gone(now)
             self.look_for_lost_words(now)
 
     def look_at_peers(self) -> None:
@@ -132,6 +135,16 @@ class Witness:
             peer = lives.get(link.instance)
             if peer is not None and link.state in (NAMED, UP) and peer.fingerprint != self.life.fingerprint:
                 raise Violation(f"{self.name} is paired with {peer.engine.name}, whose fingerprint differs")
+
+    def look_at_the_gone(self, now: float) -> None:
+        """An instance that is proven dead, and that every rank has dropped, holds no pages any more."""
+        proven = {}
+        for instance, gone in self.life.leader.peers.gone.items():
+            if gone.reaped and not gone.undropped and any(room.writable for room in gone.rooms.values()):
+                proven[instance] = self.proven.get(instance, now)
+                if now - proven[instance] > 1.0:
+                    raise Violation(f"{self.name}: pages of {gone.engine}'s epoch {gone.epoch} stay, though it is dead")
+        self.proven = proven
 
     def look_for_lost_words(self, now: float) -> None:
         """What was said and lost is said again until it is heard, so the two sides of a room soon agree."""
