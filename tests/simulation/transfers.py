@@ -81,7 +81,7 @@ class Transfers:
                 half = Send(send.transfer, send.room, send.peer, send.pages[: len(send.pages) // 2])
                 rank.send(half, target.ranks[number])
                 sent = Sent(life.epoch, number, send.transfer, "injected", [], True)
-                if random.random() < 0.6:
+                if random.random() < 0.9:
                     closed = self.closed[number][send.peer]
                     world.after(random.random() * 2.0, self.go_on, rank, send, target, closed)
             else:
@@ -97,7 +97,7 @@ class Transfers:
         """A write that was reported as failed goes on, unless its writer has closed the connection since."""
         if self.life.alive and self.closed[rank.rank][send.peer] == closed:
             there = target.transfers.closed[rank.rank][self.life.instance]
-            self.world.after(self.world.random.random(), self.stray, rank, send, target, there)
+            self.world.after(self.world.random.random() * 3.0, self.stray, rank, send, target, there)
 
     def stray(self, rank: StandIn, send: Send, target: Any, closed: int) -> None:
         """It lands, unless its target has closed the connection since."""
