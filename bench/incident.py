@@ -2,6 +2,7 @@
 
     python -m bench.incident                 4+4 ranks of the double, 2+2 of closeranks over NIXL, a minute each
     python -m bench.incident --seconds 20 --tp-size 2
+    python -m bench.incident --record docs/replay   docs/replay.cast and .svg, too
 
 Bursts of 64 streaming clients, 65 % of which leave at one random moment. The double (`closeranks.lab.specimens.double`)
 wedges by itself and is shown as an operator would find it; closeranks gets the same bursts until the time is up. Exit
@@ -10,6 +11,7 @@ code 0: the one wedged, the other did not and has no residue.
 
 import argparse
 import asyncio
+import itertools
 import random
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import aiohttp
 
+from bench.recording import Line, wrapped, write
 from closeranks.lab.specimens.double import Double, start
 from tests.e2e import tiny
 from tests.e2e.reference import Expected, Reference
@@ -133,38 +136,54 @@ def against_closeranks(served: Served, pool: Sequence[Expected], seconds: float,
     served.assert_undisturbed()
 
 
+def thinned(record: Sequence[Line], keep: int = 3) -> list[Line]:
+    """Of a run of bursts the first and the last few only."""
+    shown: list[Line] = []
+    for bursts, group in itertools.groupby(record, key=lambda line: " burst " in line[2]):
+        lines = list(group)
+        if bursts and len(lines) > 2 * keep:
+            lines[keep:-keep] = [(lines[keep][0], "info", f"          … {len(lines) - 2 * keep} bursts more")]
+        shown += lines
+    return shown
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--tp-size", type=int, default=4, help="of the double's engines")
+    parser.add_argument("--record", type=Path, metavar="OUT", help="write what is said as OUT.cast and OUT.svg, too")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cri-") as place:
         folder = Path(place) / "double"
         folder.mkdir()
         model = tiny.make(Path(place))
         pool = expectations(model)
-        begin = time.monotonic()
+        record: list[Line] = []
+        zero = time.monotonic()
 
-        def say(text: str) -> None:
-            print(f"[{time.monotonic() - begin:6.1f} s] {text}", flush=True)
+        def say(text: str, colour: str = "info") -> None:
+            at = time.monotonic() - zero
+            print(f"[{at:6.1f} s] {text}", flush=True)
+            record.extend((at, colour, part) for part in wrapped(f"{at:6.1f} s  ", text))
 
         with start(folder, args.tp_size) as double:
             say(f"the old design serves, {args.tp_size} + {args.tp_size} ranks")
             calm(double, pool)
             say(f"{len(pool)} clients, none of whom left, were served")
-            begin = time.monotonic()
             standing = against_double(double, pool, args.seconds, say)
             if standing:
-                say(f"wedged: {' and '.join(standing)}; /health says {double.health()}")
-            for engine in double.pids:
-                print("\n".join(picture(double, engine)))
+                say(f"wedged: {' and '.join(standing)}; /health says {double.health()}", "error")
+            for line in (line for engine in double.pids for line in picture(double, engine)):
+                say("  " + line, "warning")
             errors = [line for line in double.log.splitlines() if "Unexpected transfer worker error" in line]
-            print("\n".join(errors[:3]))
+            for line in errors[:3]:
+                say("  " + line, "warning")
         with serve(model, *FLAGS) as served:
-            begin = time.monotonic()
             say("closeranks serves, 2 + 2 ranks, NIXL")
             against_closeranks(served, pool, args.seconds, say)
-            say("no engine was replaced, every answer right, no page or room left")
+            say("no engine was replaced, every answer right, no page or room left", "good")
+    if args.record:
+        print(write(args.record, thinned(record), "python -m bench.incident"))
     return 0 if standing else 1
 
 

@@ -1,7 +1,7 @@
 """The incident, from wedge to serving again, as a recording: an asciicast (version 2) and an animated SVG.
 
-    python bench/record_incident.py docs/incident            # starts both engines and the watch (8 ranks), records them
-    python bench/record_incident.py docs/incident --log L    # from the log of a watch that was run with --json
+    python -m bench.record_incident docs/incident            # starts both engines and the watch (8 ranks), records them
+    python -m bench.record_incident docs/incident --log L    # from the log of a watch that was run with --json
 
 Two specimens of four ranks each, `/health` 200, wedge after a mass abort; `closeranks watch --act` knows nothing of
 them. What is shown are its own log lines, shortened, with the seconds since the first.
@@ -16,14 +16,12 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from bench.recording import wrapped, write
+
 COMMAND = [sys.executable, "-m", "closeranks.cli.main"]
-WIDTH, LINE, CHAR = 118, 18, 7.9
-COLOURS = {"error": "#ff6b68", "warning": "#e5c07b", "info": "#d7dae0", "good": "#98c379", "command": "#61afef"}
-RIGHTS = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:13px"
 
 
 def told(record: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -57,36 +55,8 @@ def lines_of(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, str,
         first = at if first is None else first
         colour, text = found
         head = f"{at - first:6.1f} s  "
-        indent = " " * (len(text) - len(text.lstrip()))
-        for number, part in enumerate(textwrap.wrap(text, WIDTH - len(head), subsequent_indent=indent + "  ")):
-            yield at - first, colour, (" " * len(head) if number else head) + part
-
-
-def cast(lines: list[tuple[float, str, str]], command: str) -> str:
-    """asciicast v2."""
-    codes = {"error": "31", "warning": "33", "info": "0", "good": "32", "command": "36"}
-    out = [json.dumps({"version": 2, "width": WIDTH, "height": 40, "title": "closeranks watch --act"})]
-    out.append(json.dumps([0.0, "o", f"\x1b[36m$ {command}\x1b[0m\r\n"]))
-    out += [json.dumps([round(t, 2), "o", f"\x1b[{codes[c]}m{text}\x1b[0m\r\n"]) for t, c, text in lines]
-    return "\n".join(out) + "\n"
-
-
-def svg(lines: list[tuple[float, str, str]], command: str, speed: float = 4.0) -> str:
-    """A picture whose lines appear in their order, `speed` times as fast as it was; whole where nothing is animated."""
-    shown = [(0.0, "command", f"$ {command}"), *lines]
-    height, width = LINE * (len(shown) + 2), int(CHAR * WIDTH) + 24
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
-        "<style>@keyframes in{from{opacity:0}to{opacity:1}}text{white-space:pre;" + RIGHTS + "}"
-        "@media(prefers-reduced-motion:no-preference){text{opacity:0;animation:in .2s forwards}}</style>",
-        f'<rect width="{width}" height="{height}" rx="8" fill="#1e222a"/>',
-    ]
-    for number, (at, colour, text) in enumerate(shown):
-        y, delay = LINE * (number + 2) - 4, at / speed
-        parts.append(
-            f'<text x="12" y="{y}" fill="{COLOURS[colour]}" style="animation-delay:{delay:.2f}s">{escape(text)}</text>'
-        )
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        for part in wrapped(head, text):
+            yield at - first, colour, part
 
 
 def run(folder: Path) -> Iterator[Mapping[str, Any]]:
@@ -142,9 +112,7 @@ def main() -> int:
         records = map(json.loads, args.log.read_text().splitlines()) if args.log else run(Path(folder))
         lines = list(lines_of(records))
     command = "closeranks watch --act"
-    args.out.with_suffix(".cast").write_text(cast(lines, command))
-    args.out.with_suffix(".svg").write_text(svg(lines, command))
-    print(f"{len(lines)} lines, {lines[-1][0]:.0f} s: {args.out}.cast, {args.out}.svg")
+    print(write(args.out, lines, command))
     return 0
 
 

@@ -25,7 +25,7 @@ while True:
     if settings["beats"]:
         (folder / "heartbeat").touch()
     if settings["exit"] is not None:
-        (folder / "fault.json").write_text('{"name": "planned"}')
+        (folder / "fault.json").write_text('{"name": "planned", "detail": "by the test"}')
         sys.exit(settings["exit"])
     time.sleep(0.05)
 """
@@ -97,6 +97,24 @@ def test_a_dead_rank_replaces_the_whole_engine(tmp_path: Path, program: str) -> 
         await drive(engine, seen, steps)
         assert engine.state is State.STOPPED
         assert not any(alive(c.pid) for c in engine.children)
+
+    asyncio.run(main())
+
+
+def test_the_reason_is_the_one_the_leader_gave(tmp_path: Path, program: str) -> None:
+    async def main() -> None:
+        engine, seen = make(
+            tmp_path, planned(program, lambda epoch, name: 70 if (epoch, name) == (1, "leader") else None)
+        )
+
+        async def steps() -> None:
+            await until(seen, State.RECOVERING)
+            await until(seen, State.RUNNING)
+            assert engine.last_incident is not None
+            manifest = json.loads((engine.last_incident / "manifest.json").read_text())
+            assert manifest["reason"] == "planned: by the test (leader exited with 70 (fault))"
+
+        await drive(engine, seen, steps)
 
     asyncio.run(main())
 

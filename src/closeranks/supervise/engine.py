@@ -164,6 +164,9 @@ class Engine:
             reason = await self._watch(folder, programs)
             if reason is not None:
                 self._fault_at = time.time()
+                fault = incident.fault_of(folder / "fault.json")
+                if fault:  # the leader knows better what ended its epoch than what was seen of its processes
+                    reason = f"{fault.get('name')}: {fault.get('detail')} ({reason})"
                 self._set(State.RECOVERING)
                 log.error("engine fault", engine=self.name, epoch=self.epoch.number, reason=reason)
                 await self._keep_evidence(folder, reason)
