@@ -91,7 +91,18 @@ RUBBISH = [
 ]
 RUBBISH += ['"\\ud83d"', '{"a":1} tail', "", "  ", "[}", '["\\x"]', "[" * 200, '{"k": "v\nw"}', "-", "- 1", "[NaN]"]
 CONTROLS = ["<｜end▁of▁sentence｜>", "<｜User｜>", "<｜begin▁of▁sentence｜>", "<｜tool▁calls▁begin｜>", "<|im_end|>"]
-SPELLINGS = ["|DSML|", "||DSML||", " | DSML | ", "‖DSML‖", "｜｜DSML｜｜", "", "｜DSML｜｜DSML｜", "｜dsml｜", "DSML｜"]
+SPELLINGS = [
+    "|DSML|",
+    "||DSML||",
+    " | DSML | ",
+    "‖DSML‖",
+    "│DSML│",
+    "｜｜DSML｜｜",
+    "",
+    "｜DSML｜｜DSML｜",
+    "｜dsml｜",
+    "DSML｜",
+]
 
 
 @dataclass

@@ -123,7 +123,7 @@ def test_tools_that_are_offered_and_not_allowed_are_not_called(allowed: str, wan
         assert calls(turn(CALL, tools=["f", "g"], tool_choice=choice)) == want
 
 
-@pytest.mark.parametrize("bars", ["|DSML|", "||DSML||", " | DSML | ", "‖DSML‖", "｜ DSML ｜", ""])
+@pytest.mark.parametrize("bars", ["|DSML|", "||DSML||", " | DSML | ", "‖DSML‖", "│DSML│", "￨DSML￨", "｜ DSML ｜", ""])
 def test_spelled_blocks(bars: str) -> None:
     text = "Hi." + CALL.replace(D, bars)
     made = turn(text)
@@ -281,3 +281,14 @@ def test_errors_say_what_is_known() -> None:
         dialect_of("v5")
     with pytest.raises(TypeError, match="a tool is a name or a mapping"):
         Decoder(tools=[7])
+
+
+def test_text_after_a_parameter_without_an_invoke_goes_on() -> None:
+    parameter = f'<{D}parameter name="a" string="true">1</{D}parameter>'
+    made = turn(f"Set {parameter}\n{parameter}\nand go on. " + CALL)
+    assert (made.content, calls(made), reasons(made)) == ("Set and go on. ", DONE, {"malformed_invoke"})
+
+
+def test_an_attribute_more_is_not_part_of_the_name() -> None:
+    made = turn(CALL.replace(" string=", ' type="string" string='))
+    assert (calls(made), reasons(made)) == (DONE, set())

@@ -33,7 +33,7 @@ class Blocks(Prose):
 
     def _reset_block(self) -> None:
         self._carry = self._opener = self._held = ""
-        self._wrapped = self._seen_invoke = self._junk = self._odd_opener = False
+        self._wrapped = self._seen_invoke = self._junk = self._odd_opener = self._orphan = False
         self._family = "real"
 
     def _release(self, reason: str, held: str) -> None:
@@ -92,6 +92,12 @@ class Blocks(Prose):
         return self._state is State.BLOCK and not self._seen_invoke and bool(self._held.strip()) and bool(self._opener)
 
     def _text_in_block(self, text: str) -> None:
+        if self._orphan:
+            body = text.lstrip()
+            if body:  # prose goes on
+                self._at -= len(body)
+                self._end_invoke()
+            return
         if self._state is State.INVOKE and self._calls.bare:
             body = text.lstrip()
             self._held = (self._held + text[: len(text) - len(body)])[:LEAD_LIMIT]
@@ -128,6 +134,7 @@ class Blocks(Prose):
 
     def _begin_invoke(self) -> None:
         """A block is one: what was held to decide that goes."""
+        self._orphan = False
         if self._state is State.BLOCK and not self._seen_invoke:
             held, self._held = self._held, ""
             if held.strip():

@@ -50,6 +50,7 @@ class Core:
         self._wrapped = in_block  # there is a wrapper
         self._odd_opener = False  # ... a tag of unknown name
         self._seen_invoke = False
+        self._orphan = False  # what is open is no invoke but parameters without one, in prose
         self._held = ""  # text in a block before its first invoke, white space in an invoke before its body
         self._junk = False  # text that is not white space since the last tag
         self._invoke_tag = ""

@@ -65,7 +65,7 @@ _TOOL_NAME = re.compile(r"[^\s<>\"'｜\ud800-\udfff][^<>\"'\n｜\ud800-\udfff]*"
 _NAME = re.compile(r" ?([A-Za-z_]*)")
 # a whole parameter opener in one go, for names that hold quotes or angle brackets
 _PARAMETER = re.compile(
-    r'[ \t]+name="((?:(?!"[ \t]+string=")[^\n｜\ud800-\udfff]){0,256})"[ \t]+string="(true|false)"[ \t]*>',
+    r'[ \t]+name="((?:(?!"[ \t]+[\w-]+=")[^\n｜\ud800-\udfff]){0,256})"[ \t]+string="(true|false)"[ \t]*>',
     re.IGNORECASE,
 )
 _TAG_BODY = re.compile(r"(?:[^\"<>\n｜\ud800-\udfff]|\"[^\"\n｜\ud800-\udfff]*\")*+")
@@ -95,6 +95,9 @@ def _letters(literal: str) -> list[str]:
     return [re.escape(char) for char in literal]
 
 
+LOOK_ALIKES = "|‖│∣❘￨"
+"""What stands in place of the sentinel's bars where it was spelled: ASCII, double, box, divides, light, halfwidth."""
+
 _BRACKET = "(?:</? ?)?"  # before a sentinel, which is markup without it, too
 
 
@@ -111,10 +114,11 @@ class Family:
 def _spelled_sentinel(identity: bool) -> tuple[str, list[str]]:
     """Look-alikes of the sentinel, whole and as atoms. With token identity the exact characters are no look-alike but a
     quotation, so the bar of the sentinel counts only with a space beside it."""
-    bar = r"(?:[|‖] ?|｜ )" if identity else "(?:[|‖｜] ?)"
+    either = f"(?:[{LOOK_ALIKES}｜] ?)"
+    bar = f"(?:[{LOOK_ALIKES}] ?|｜ )" if identity else either
     bars = [bar, *[f"{bar}?"] * 3]
-    last = ["(?:[|‖｜] ?)", *["(?:[|‖｜] ?)?"] * 3]
-    whole = rf" ?{bar}{{1,4}}(?i:DSML) ?(?:[|‖｜] ?){{1,4}}"
+    last = [either, *[f"{either}?"] * 3]
+    whole = rf" ?{bar}{{1,4}}(?i:DSML) ?{either}{{1,4}}"
     return whole, [" ?", *bars, "[Dd]", "[Ss]", "[Mm]", "[Ll]", " ?", *last]
 
 

@@ -21,6 +21,7 @@ class Values(Blocks):
     def _do_orphan_parameter(self, marker: Marker) -> None:
         """A parameter without an invoke: there is no name to call."""
         self._do_bad_invoke(marker)
+        self._orphan = not self._wrapped
         if marker.kind is not Kind.PARAM_BAD:
             self._state = State.STRING
 

@@ -6,10 +6,12 @@ operator, not a verdict.
 
 import re
 
+from closeranks.codec.lexicon import LOOK_ALIKES
 from closeranks.gateway.guard.chunk import Call
 
 _SENTINEL = re.compile(
-    r"</?[｜|‖]{1,2} ?DSML ?[｜|‖]{1,2} ?(?P<tag>\w{0,20})|<[｜|](?:begin|end)[▁_]of[▁_]sentence[｜|]>|</?think>"
+    rf"</?[｜{LOOK_ALIKES}]{{1,2}} ?DSML ?[｜{LOOK_ALIKES}]{{1,2}} ?(?P<tag>\w{{0,20}})"
+    r"|<[｜|](?:begin|end)[▁_]of[▁_]sentence[｜|]>|</?think>"
 )
 _TAGS = frozenset(("tool_calls", "function_calls", "calls", "invoke", "parameter"))
 _TAIL = 48  # at least the longest spelling that `_SENTINEL` matches, less one

@@ -30,12 +30,13 @@ from sglang.srt.parser.reasoning_parser import BaseReasoningFormatDetector, Reas
 from sglang.srt.parser.reasoning_parser import StreamingParseResult as ReasoningResult
 
 from closeranks.codec import Content, Decoder, Event, Reasoning, ToolCallArguments, ToolCallStart, assemble
+from closeranks.codec.lexicon import LOOK_ALIKES
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 # What ends the reasoning: its closer, or the opener of a block. A lone invoke inside the reasoning does not.
 _END = re.compile(
-    r"</think>|<[｜|‖]{1,2} ?DSML ?[｜|‖]{1,2} ?(?!invo|para)[a-z_]{4}|<tool_call>",
+    rf"</think>|<[｜{LOOK_ALIKES}]{{1,2}} ?DSML ?[｜{LOOK_ALIKES}]{{1,2}} ?(?!invo|para)[a-z_]{{4}}|<tool_call>",
 )
 _LONGEST_END = 32  # characters from its `<` until `_END` has matched or cannot
 
