@@ -53,7 +53,7 @@ VLLM_VENV ?=
 BENCH_MODEL ?= .bench/smollm2
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.e2e.smollm $(BENCH_MODEL)
-	$(BIN)/python bench/serve_throughput.py --model $(BENCH_MODEL) $(if $(VLLM_VENV),--vllm $(VLLM_VENV))
+	$(BIN)/python bench/serve_throughput.py --model $(BENCH_MODEL) --limit $(if $(VLLM_VENV),--vllm $(VLLM_VENV))
 	$(BIN)/python bench/serve_growth.py
 	$(BIN)/python bench/model_limits.py
 	$(BIN)/python bench/leader_cost.py

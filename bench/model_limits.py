@@ -2,6 +2,8 @@
 
     python bench/model_limits.py [--threads 2] [--repeats 15] [--context 200] [--json]
 
+`serve_throughput.py --limit` takes the linear layers along as a peer.
+
 `linear` runs only the packed linear layers (all of them, the output layer included) on as many rows: nothing that
 computes the model with these layers can be faster. `forward` is the whole pass over paged KV; `transformers` is the
 same weights in transformers (float32, sdpa, its dynamic cache). The three take turns in every repetition, so that other
@@ -109,6 +111,21 @@ def measure(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, floa
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def answer_jobs(model: Llama) -> int:
+    """`{"prompts": [[token]], "count": n}` a line; the seconds that the linear layers of that generation take."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        rows, length = len(job["prompts"]), len(job["prompts"][0])
+        prefill, decode = linear_only(model, rows * length, rows), linear_only(model, rows, rows)
+        began = time.perf_counter()
+        prefill()
+        for _ in range(job["count"] - 1):
+            decode()
+        print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
+    return 0
+
+
 @torch.inference_mode()
 def main() -> int:
     """Print the table, or JSON."""
@@ -120,6 +137,7 @@ def main() -> int:
     parser.add_argument("--cache-dir", default="")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--jobs", action="store_true", help="answer serve_throughput.py on stdin: linear layers only")
     args = parser.parse_args()
     loaded = load(
         Settings(
@@ -128,6 +146,8 @@ def main() -> int:
         )
     )  # fmt: skip
     model, group = loaded.model, Solo()
+    if args.jobs:
+        return answer_jobs(model)
     cases = [("decode", n, 1, args.context) for n in (1, 8, 32)]
     cases += [("prefill", 1, 128, 0), ("prefill", 1, 512, 0), ("prefill", 1, 512, 1536)]
     pool = Pool(model.pages, max(n * -(-(s + c) // PAGE) for _, n, c, s in cases), PAGE)

@@ -1,11 +1,12 @@
 """Tokens per second over HTTP beside vLLM's CPU build and `transformers`, interleaved in one run.
 
-    python bench/serve_throughput.py --model FOLDER [--vllm VENV] [--rounds 3] [--concurrency 1 8 32]
+    python bench/serve_throughput.py --model FOLDER [--vllm VENV] [--limit] [--rounds 3] [--concurrency 1 8 32]
 
 Same weights (a Hugging Face folder in fp32), same prompts (random token ids, new ones each round, so that no prefix
 cache helps), 128 tokens in and 128 out, greedy, end-of-sequence ignored, 2 threads each. One peer works at a time, in
 turn, while the others idle; medians over the rounds. `transformers` runs `generate` on the whole batch in a process of
-its own, without HTTP. Prints one Markdown table; the ratio is closeranks over the better peer.
+its own, without HTTP; with --limit so do the packed linear layers alone, which nothing built on them can pass. Prints
+one Markdown table; the ratio is closeranks over the better peer.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from pathlib import Path
 import aiohttp
 
 HERE = Path(__file__).parent
+LIMIT = "linear layers only"
 TRANSFORMERS = """
 import json, sys, time, torch
 from transformers import LlamaForCausalLM
@@ -102,21 +104,20 @@ class Server:
                 self.process.wait()
 
 
-class Transformers:
-    name = "transformers"
+class Piped:
+    """A peer that is told its batches on stdin and answers with seconds."""
 
-    def __init__(self, python: str, model: str, threads: int) -> None:
-        self.argv = [python, "-c", "(see TRANSFORMERS in this file)", model, str(threads)]
+    def __init__(self, name: str, argv: list[str], shown: list[str] | None = None) -> None:
+        self.name, self.argv = name, shown or argv
         self.process = subprocess.Popen(
-            [python, "-c", TRANSFORMERS, model, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
 
     async def ready(self) -> None:
         assert self.process.stdout is not None
         line = await asyncio.to_thread(self.process.stdout.readline)
         if line.strip() != "ready":
-            raise SystemExit("transformers did not start")
+            raise SystemExit(f"{self.name} did not start")
 
     async def measure(self, prompts: list[list[int]], count: int) -> float:
         assert self.process.stdin is not None
@@ -140,6 +141,7 @@ async def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--vllm", help="virtual environment with vLLM's CPU build; left out: not measured")
     parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--limit", action="store_true", help="the linear layers alone take turns with the peers, too")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--input", type=int, default=128)
@@ -151,7 +153,7 @@ async def main() -> None:
     own = [sys.executable, "-m", "closeranks.cli.main", "serve", "--disaggregation-mode", "null"]
     own += ["--model-path", args.model, "--port", str(port), "--run-dir", folder, "--threads", str(args.threads)]
     own += args.flags
-    peers: list[Server | Transformers] = [Server("closeranks", own, port, "default", {})]
+    peers: list[Server | Piped] = [Server("closeranks", own, port, "default", {})]
     await peers[0].ready("/ready")  # type: ignore[call-arg]
     try:
         if args.vllm:
@@ -162,7 +164,13 @@ async def main() -> None:
             peers.append(Server("vllm", argv, vport, "m", env))
             await peers[-1].ready("/health")  # type: ignore[call-arg]
         if not args.no_transformers:
-            peers.append(Transformers(sys.executable, args.model, args.threads))
+            code = [sys.executable, "-c", TRANSFORMERS, args.model, str(args.threads)]
+            shown = [sys.executable, "-c", "(see TRANSFORMERS in this file)", args.model, str(args.threads)]
+            peers.append(Piped("transformers", code, shown))
+            await peers[-1].ready()  # type: ignore[call-arg]
+        if args.limit:
+            argv = [sys.executable, str(HERE / "model_limits.py"), "--jobs", "--threads", str(args.threads)]
+            peers.append(Piped(LIMIT, [*argv, "--model-path", args.model]))
             await peers[-1].ready()  # type: ignore[call-arg]
         await compare(peers, args)
     finally:
@@ -170,13 +178,13 @@ async def main() -> None:
             peer.stop()
 
 
-async def compare(peers: list[Server | Transformers], args: argparse.Namespace) -> None:
+async def compare(peers: list[Server | Piped], args: argparse.Namespace) -> None:
     for peer in peers:
         print(f"# {peer.name}: {' '.join(peer.argv)}", file=sys.stderr)
         await peer.measure(prompts(1, 16, 1), 4)
     names = [peer.name for peer in peers]
-    print("| concurrency | what | " + " | ".join(names) + " | ratio to the better peer |")
-    print("|---|---|" + "---|" * (len(names) + 1))
+    print("| concurrency | what | " + " | ".join(names) + " | ratio to the better peer | of the limit |")
+    print("|---|---|" + "---|" * (len(names) + 2))
     for concurrency in args.concurrency:
         seconds: dict[tuple[str, str], list[float]] = {}
         for r in range(args.rounds):
@@ -195,12 +203,11 @@ async def compare(peers: list[Server | Transformers], args: argparse.Namespace) 
             ("prefill, tokens/s", {n: concurrency * args.input / median[n, "prefill"] for n in names}),
             ("output over all, tokens/s", {n: concurrency * args.output / median[n, "all"] for n in names}),
         ):
-            others = [row[n] for n in names[1:]]
+            others = [row[n] for n in names[1:] if n != LIMIT]
             ratio = f"{row[names[0]] / max(others):.2f}" if others else "-"
-            print(
-                f"| {concurrency} | {what} | " + " | ".join(f"{row[n]:.1f}" for n in names) + f" | {ratio} |",
-                flush=True,
-            )
+            share = f"{row[names[0]] / row[LIMIT]:.0%}" if LIMIT in row else "-"
+            figures = " | ".join(f"{row[n]:.1f}" for n in names)
+            print(f"| {concurrency} | {what} | {figures} | {ratio} | {share} |", flush=True)
 
 
 if __name__ == "__main__":
