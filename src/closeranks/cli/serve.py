@@ -60,7 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run-dir", type=Path, help="folder of sockets, logs, step logs and incidents (default: a state folder)"
     )
-    parser.add_argument("--drain-s", type=float, default=DRAIN_S, help="patience with open streams at SIGTERM, seconds")
+    parser.add_argument(
+        "--drain-s",
+        type=float,
+        default=DRAIN_S,
+        help=f"patience with open streams at SIGTERM, seconds (default: {DRAIN_S:g})",
+    )
     parser.add_argument(
         "--spares",
         action=argparse.BooleanOptionalAction,
