@@ -1,6 +1,5 @@
 """From a bundle to a verdict: collect, set the scene, apply the rules, match the catalog."""
 
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def judge(bundle: Bundle, catalog_dirs: Iterable[Path] = (), known: Iterable[Fac
     findings = [replace(f, known_issues=known_issues(scene, f, entries, main=f is findings[0])) for f in findings]
     return Verdict(
         findings=findings,
-        family=_family(scene),
+        family=scene.family,
         notes=scene.notes,
         files=scene.files,
         patched=scene.patched(),
@@ -52,18 +51,6 @@ def judge(bundle: Bundle, catalog_dirs: Iterable[Path] = (), known: Iterable[Fac
         timeline=_timeline(scene),
         coverage=_coverage(scene),
     )
-
-
-def _family(scene: Scene) -> str:
-    """The engine that most facts speak of: sglang, vllm, tensorrt-llm, dynamo, torch, or ""."""
-    seen = Counter(f.who.family for f in scene.facts if f.who and f.who.family not in ("", "torch"))
-    seen.update({"sglang": len([b for b in scene.batches if b.kind != "vllm_stats"])})
-    seen.update({"vllm": len(scene.events("vllm_stats"))})
-    seen.update(
-        {"tensorrt-llm": len(scene.events("trt_iter", "trt_active", "ctx_transfer_timeout", "cache_sender_error"))}
-    )
-    name, count = seen.most_common(1)[0]
-    return name if count else "torch" if scene.collectives else ""
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:

@@ -1,0 +1,170 @@
+"""Progress: whether tokens flow, loops turn and counters move, and since when they do not."""
+
+import re
+from functools import cached_property
+
+from closeranks.diagnose.facts import Event, Fact, Metric, Process, Ras
+from closeranks.diagnose.scene.index import Index
+
+DISTURBED = 20  # context switches that dumps alone can cause in a process that stands still
+FEW_TICKS = 2  # of CPU time, of which dumps alone cost some
+MANY = 4  # requests that do not all end within one interval of the log
+_LOOPS = ("scheduler", "worker")
+SILENCE = 60.0  # seconds without a batch line, with requests running, that count as a stall
+
+
+class Progress(Index):
+    """What moves in the bundle and what stands."""
+
+    def last_batch(self, role: str = "") -> Event | None:
+        """The last batch line, of one role if given."""
+        return next((e for e in reversed(self.batches) if not role or e.get("role", "") in ("", role)), None)
+
+    @cached_property
+    def end_time(self) -> float | None:
+        """The last clock in the bundle."""
+        times = [f.time for f in self.facts if f.time is not None]
+        return max(times) if times else None
+
+    def gen_after(self, t: float | None) -> list[Event]:
+        """Batch lines that show tokens after `t`."""
+        return [
+            e for e in self.batches if (e.num("gen") or 0) > 0 and (t is None or (e.time is not None and e.time > t))
+        ]
+
+    def silence(self, role: str = "") -> tuple[Event, float] | None:
+        """The last batch line with requests running, and for how long its file went on without another."""
+        mine = [e for e in self.batches if e.kind != "vllm_stats" and (not role or e.get("role", "") in ("", role))]
+        last = mine[-1] if mine else None
+        if last is None or last.time is None:
+            return None
+        if not ((last.num("running") or 0) > 0 or (last.num("queue") or 0) > 0 or (last.num("new_seq") or 0) > 0):
+            return None
+        later = [f.time for f in self.facts if f.time is not None and f.src.file == last.src.file]
+        quiet = max(later) - last.time if later else 0.0
+        return (last, quiet) if quiet >= SILENCE else None
+
+    @cached_property
+    def stalls(self) -> list[Fact]:
+        """Hard signs that an engine stands still, independent of stacks: time-outs, counters and clocks that stay."""
+        out: list[Fact] = []
+        for e in self.events("watchdog"):
+            part = str(e.get("part", "Scheduler"))
+            if "cheduler" in part or not part.strip() or "DataParallel" in part:
+                out.append(e)
+        out += self.events("rpc_timeout", "gloo_timeout", "hang_detected", "heartbeat_timeout", "debug_info")
+        out += [c for c in self.collectives if c.state == "timeout"]
+        stats = [e for e in self.events("vllm_stats") if (e.num("running") or 0) > 0]
+        if len(stats) >= 2 and all((e.num("gen") or 0) == 0 and (e.num("prompt") or 0) == 0 for e in stats[-2:]):
+            out += stats[-2:]
+        # An idle or saturated engine core shows no switches at all: only processes with a loop of their own count. One
+        # that computes, or waits for a CPU, does not switch either.
+        loops = [
+            p for p in self.processes if p.switches is not None and p.who and p.who.kind in ("scheduler", "worker")
+        ]
+        if loops and not any(p.switches or p.forced or p.ran or (p.ticks or 0) > FEW_TICKS for p in loops):
+            out += loops[:3]
+        out += [e for e in self.events("load") if (e.num("age") or 0) >= 30]
+        quiet = self.silence()
+        if quiet and (quiet[0].num("running") or 0) >= MANY:
+            out.append(quiet[0])
+        return [*out, *([] if self.turning else self.frozen_counters), *self.frozen_ras]
+
+    @cached_property
+    def hints(self) -> list[Fact]:
+        """Soft signs: silence with requests running, probes that failed. An overloaded or idle engine has them too."""
+        quiet = self.silence()
+        out: list[Fact] = [quiet[0]] if quiet and (quiet[0].num("running") or 0) < MANY else []
+        return [*out, *(e for e in self.events("health_failed") if not self.gen_after(e.time))]
+
+    @cached_property
+    def live(self) -> list[Fact]:
+        """Signs that every engine's loop turns: counters of tokens or stages that grow, context switches."""
+        if self.frozen_counters and not self.turning:
+            return []
+        dumped = max((s.time for s in self.stacks if s.time is not None), default=None)
+        after = self.gen_after(dumped + 5) if dumped is not None else []
+        return [*self.moving_counters, *self.turning, *after[:2]]
+
+    @cached_property
+    def turning(self) -> list[Process]:
+        """Loop processes that went to sleep and woke up too often between two readings to be standing."""
+        return [p for p in self.processes if (p.switches or 0) > DISTURBED and p.who and p.who.kind in _LOOPS]
+
+    @cached_property
+    def counter_deltas(self) -> list[tuple[Metric, float]]:
+        """Counters seen in two scrapes, with their change from the first to the last."""
+        by: dict[object, list[Metric]] = {}
+        for m in self.of(Metric):
+            if m.name.endswith(("_total", "_count", "_sum")) or ("tokens" in m.name and "usage" not in m.name):
+                by.setdefault(self.series(m), []).append(m)
+        return [(s[-1], abs(s[-1].value - s[0].value)) for s in by.values() if len(s) > 1]
+
+    def series(self, m: Metric) -> object:
+        """What a sample is a reading of. Two engines of a pair may export the same labels, into files of their own."""
+        return m.name, tuple(sorted(m.labels.items())), self.role_of(m)
+
+    def _by_engine(self, pattern: str) -> dict[str, list[tuple[Metric, float]]]:
+        out: dict[str, list[tuple[Metric, float]]] = {}
+        for m, d in self.counter_deltas:
+            if re.search(pattern, m.name):
+                out.setdefault(self.role_of(m) + m.labels.get("engine", ""), []).append((m, d))
+        return out
+
+    @cached_property
+    def frozen_counters(self) -> list[Metric]:
+        """Counters of one engine of which none moved: of its loop's stages, or of tokens while requests run."""
+        out: list[Metric] = []
+        for series in self._by_engine(r"scheduler_(?:stage|idle)_seconds_total").values():
+            if not any(d for _, d in series):
+                out += [m for m, _ in series][:2]
+        if out or self._by_engine("stage_seconds") or self.requests[0] <= 0:
+            return out
+        for series in self._by_engine(r"generation_tokens|prompt_tokens|realtime_tokens|forward_execution").values():
+            if not any(d for _, d in series):
+                out += [m for m, _ in series][:2]
+        return out
+
+    @cached_property
+    def moving_counters(self) -> list[Metric]:
+        """Token counters that grew between scrapes; else stage counters of a loop that turns."""
+        tokens = [m for m, d in self.counter_deltas if d > 0 and re.search(r"(?:generation|realtime)_tokens", m.name)]
+        return tokens or [m for m, d in self.counter_deltas if d > 0 and "stage_seconds" in m.name]
+
+    @cached_property
+    def requests(self) -> tuple[float, float]:
+        """(running, waiting) by the last scrape, else `/v1/loads`, else the last batch line; -1 where nothing says."""
+        running = self._gauge(r"num_(?:running_reqs|requests_running)$")
+        waiting = self._gauge(r"num_(?:queue_reqs|requests_waiting)$")
+        loads = {(e.src.file, e.get("dp_rank")): e for e in self.events("load")}.values()
+        if running is None:
+            running = max((n for e in loads if (n := e.num("num_running_reqs")) is not None), default=None)
+        if waiting is None:
+            waiting = max((n for e in loads if (n := e.num("num_waiting_reqs")) is not None), default=None)
+        last = self.batches[-1] if self.batches else None
+        if last is not None:
+            if running is None:
+                running = last.num("running")
+            if waiting is None:
+                waiting = last.num("queue") if last.kind != "vllm_stats" else last.num("waiting")
+        return (running if running is not None else -1.0, waiting if waiting is not None else -1.0)
+
+    def _gauge(self, pattern: str) -> float | None:
+        last: dict[object, float] = {}
+        for m in self.of(Metric):
+            if re.search(pattern, m.name):
+                last[self.series(m)] = m.value
+        return max(last.values(), default=None)
+
+    def gauge(self, pattern: str) -> float | None:
+        """The largest value of a gauge over its series, each by its last scrape."""
+        return self._gauge(pattern)
+
+    @cached_property
+    def frozen_ras(self) -> list[Ras]:
+        """Mismatches that two snapshots show alike."""
+        seen: dict[tuple[str, str, tuple[tuple[int, int], ...]], list[Ras]] = {}
+        for r in self.ras:
+            if r.status == "MISMATCH" and r.counts:
+                seen.setdefault((r.comm, r.op, tuple(sorted(r.counts))), []).append(r)
+        return [r for group in seen.values() if len(group) > 1 for r in group]
