@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from closeranks.cli.top import render
+from closeranks.watch import machine
 from closeranks.watch.picture import Engine, Observer, Picture, Rank, _limited, incidents, recoveries
 from closeranks.watch.recover_journal import Entry, Journal, Now
 from closeranks.watch.recover_state import Case, Plan
@@ -86,6 +87,49 @@ def test_a_signal_that_gives_nothing_is_blind_and_the_picture_is_made() -> None:
 
     engine = EngineSeen("e-1", "sglang", "both", None, ())
     assert asyncio.run(_limited(Broken(), (engine,))) == {"e-1": Blind("PermissionError: [Errno 13] Permission denied")}
+
+
+def test_our_own_engine_that_cannot_be_counted_is_shown_as_blind(tmp_path: Path) -> None:
+    """Its threads run, its gateway is not to be seen: that is not healthy, and the picture says what is missing."""
+
+    async def main() -> Engine:
+        observer = Observer(Settings(), tmp_path)
+        engine = EngineSeen("decode", "closeranks", "decode", None, (Proc(5, 1, 1, "leader", "decode", None, "x"),))
+        made = None
+        for at in range(10):
+            proc = {"at": float(at), "start": 1.0, "state": "S", "switches": float(at), "ticks": float(at)}
+            steps = Blind("its gateway's address is not known: no socket of its own can be seen")
+            snapshot = Snapshot(
+                float(at), 0.0, (engine,), {"proc": {"decode/leader": proc}, "steps": {"decode": steps}}
+            )
+            observer._memory = machine.step(observer._memory, snapshot)
+            made = observer._engine(engine, snapshot)
+        await observer.close()
+        assert made is not None
+        return made
+
+    found = asyncio.run(main())
+    assert found.phase == "blind"
+    text = shown(Picture(at=0.0, engines=(found,)))
+    assert "healthy" not in text
+    assert "blind: steps: its gateway's address is not known" in text
+    assert found.running is None
+
+
+def test_tokens_of_our_own_engine_are_its_steps_signal(tmp_path: Path) -> None:
+    async def main() -> None:
+        observer = Observer(Settings(), tmp_path)
+        engine = EngineSeen("decode", "closeranks", "decode", "http://127.0.0.1:1", ())
+        rates = []
+        for at, count in ((1.0, 10.0), (3.0, 30.0)):
+            values = {"at": at, "steps": at, "tokens": count, "running": 2.0}
+            snapshot = Snapshot(at, at, (engine,), {"steps": {"decode": values}})
+            rates.append(observer._engine(engine, snapshot).tokens_s)
+            observer._before = snapshot
+        await observer.close()
+        assert rates == [None, 10.0]
+
+    asyncio.run(main())
 
 
 def test_bundles_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:

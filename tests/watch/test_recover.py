@@ -415,7 +415,9 @@ def test_engines_that_share_a_container_are_not_ended_one_for_the_other(
 def test_a_preview_changes_nothing(tmp_path: Path) -> None:
     world = World()
     preview = asyncio.run(recovery(world, tmp_path / "state").preview(CASE, world.engines()))
-    assert set(preview.commands.values()) == {(k, n) for k in ("end", "start") for n in ("prefill-1", "decode-2")}
+    assert {e.engine: (e.end, e.start) for e in preview.ends} == {
+        n: (("end", n), ("start", n)) for n in ("prefill-1", "decode-2")
+    }
     assert not world.done
     assert not (tmp_path / "state").exists()
 

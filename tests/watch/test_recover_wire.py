@@ -40,6 +40,8 @@ class Server:
         if callable(answer):
             answer = await answer(body)
         status, payload = answer
+        if isinstance(payload, str):
+            return web.Response(text=payload, status=status)
         return web.json_response(payload, status=status)
 
 
@@ -286,6 +288,43 @@ def test_aborts_and_health_and_versions() -> None:
             assert await wire.version(gone) == ""
             with pytest.raises(StepFailed):
                 await wire.abort(gone)
+            await wire.close()
+
+    asyncio.run(main())
+
+
+def test_our_own_engine_is_ready_in_its_next_life_only() -> None:
+    """Right after the end of an engine its gateway still takes it for ready: it has not been told yet."""
+
+    async def main() -> None:
+        async with servers(1) as (gateway,):
+            gateway.answers["GET /ready"] = (200, {})
+            wire = Wire()
+            one = Endpoint(name="decode-8000", kind="closeranks", role="decode", url=gateway.url, own_name="decode")
+            for page, epoch in (("", None), ('closeranks_epoch{engine="prefill"} 9\n', None),
+                                ('closeranks_epoch{engine="decode"} 3.0\n', 3)):  # fmt: skip
+                gateway.answers["GET /metrics"] = (200, page)
+                assert await wire.epoch(one) == epoch
+            one = msgspec.structs.replace(one, epoch=3)
+            assert not await wire.ready(one)
+            gateway.answers["GET /metrics"] = (200, 'closeranks_epoch{engine="decode"} 4.0\n')
+            assert await wire.ready(one)
+            gateway.answers["GET /ready"] = (503, {})
+            assert not await wire.ready(one)
+            assert await wire.epoch(msgspec.structs.replace(one, url="http://127.0.0.1:1")) is None
+            await wire.close()
+
+    asyncio.run(main())
+
+
+def test_behind_its_own_gateway_nothing_is_drained() -> None:
+    async def main() -> None:
+        async with servers(1) as (router,):
+            wire = Wire(router.url)
+            one = Endpoint(name="decode", kind="closeranks", role="decode", url="http://127.0.0.1:1", supervised=True)
+            assert "holds requests" in await wire.drain(one)
+            assert "takes it back" in await wire.admit(one, 1.0)
+            assert router.asked == []
             await wire.close()
 
     asyncio.run(main())

@@ -80,6 +80,26 @@ def test_our_own_engines() -> None:
     assert any(p.role == "gateway" for p in decode.procs)
 
 
+def test_two_services_of_ours_keep_their_names_over_a_restart() -> None:
+    """A name that held a pid would have no past: cool-downs and ceilings count by it."""
+
+    def lines(base: int, command: str) -> list[Row]:
+        below = ("closeranks::gateway", "closeranks::leader decode", "closeranks::rank decode TP0")
+        return [row(base, 1, command), *(row(base + n, base, line) for n, line in enumerate(below, 1))]
+
+    first = "/v/bin/python3.11 -u /v/bin/closeranks serve --tp-size 2 --port 8001"
+    found = {e.name: e for e in group(table(*lines(10, first), *lines(20, "/v/bin/closeranks serve --port=8002")))}
+    assert set(found) == {"decode-8001", "decode-8002"}
+    assert {e.own_name for e in found.values()} == {"decode"}
+    assert [p.pid for p in found["decode-8001"].shared] == [11, 10]
+    again = group(table(*lines(30, first)))
+    assert [e.name for e in again] == ["decode-8001"]
+    twice = group(table(*lines(10, first), *lines(20, first)))
+    assert [e.name for e in twice] == ["decode-pid10", "decode-pid20"], "two network namespaces can have one port"
+    other = group(table(row(9, 1, "bash -c closeranks serve --port 8001"), *lines(10, first)[1:]))
+    assert [e.name for e in other] == ["decode"]
+
+
 def test_a_reaped_rank_stays_listed_and_a_new_life_does_not_inherit_it() -> None:
     before = group(SGLANG)
     dead = {pid: r for pid, r in SGLANG.items() if pid != 54}

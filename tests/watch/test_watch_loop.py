@@ -18,9 +18,11 @@ from closeranks.watch import server, verdict
 from closeranks.watch.incident import Incident
 from closeranks.watch.loop import Watch
 from closeranks.watch.machine import Memory
+from closeranks.watch.recover_state import NOT_OURS
 from closeranks.watch.settings import Settings
 from closeranks.watch.signals import stacks
 from closeranks.watch.snapshot import Evidence, State
+from closeranks.watch.verdict import Judged, beside_proof
 from tests.watch.looks import NAME, engine
 
 CONFIRMED = State(NAME, "confirmed", (Evidence("log", None, "its log says: x"),), 0.0)
@@ -91,6 +93,19 @@ def test_a_verdict_that_takes_too_long_is_undetermined() -> None:
 
     found = asyncio.run(go())
     assert (found.cls, found.summary) == ("UNDETERMINED", "no verdict within 0 s")
+
+
+def test_no_diagnosis_speaks_against_a_proof() -> None:
+    """Stacks of a service whose gateway is stopped show engines that wait for work; a restart must not be refused."""
+    healthy = Judged("HEALTHY_IDLE", "likely", "idle", files={"verdict.md": "x"})
+    found = beside_proof(healthy, "gateway (pid 7) is stopped by a signal")
+    assert found.cls == "UNDETERMINED"
+    assert found.cls not in NOT_OURS
+    assert "gateway (pid 7)" in found.summary
+    assert "HEALTHY_IDLE" in found.summary
+    assert found.files == healthy.files
+    named = Judged("MISSING_PARTICIPANT", "shown", "TP1 is stopped")
+    assert beside_proof(named, "x") == named
 
 
 def test_a_confirmed_engine_gets_one_bundle_and_the_caller_is_told(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeranks.watch.limits import DEFAULT
 from closeranks.watch.machine import Memory, step
-from closeranks.watch.snapshot import Blind, Snapshot
+from closeranks.watch.snapshot import Blind, EngineSeen, Proc, Snapshot
 from tests.watch.looks import NAME, Film, engine, run, signals
 
 SAME = {"same": True}
@@ -135,6 +136,72 @@ def test_a_part_stopped_by_a_signal_is_confirmed_a_whole_one_is_said() -> None:
     phases = film.looks(20, proc="stands", counters="stands", launcher="stands", http=False, state=everyone)
     assert set(phases) == {"excluded"}
     assert "SIGSTOP" in film.state.why[0].text
+
+
+def test_a_part_that_goes_on_is_let_go() -> None:
+    """It is no death: what goes on has lost nothing."""
+    film = Film()
+    film.looks(4)
+    assert film.looks(9, state={"detokenizer": "T"})[-1] == "confirmed"
+    assert film.state.proof
+    assert film.looks(12)[-1] == "healthy"
+
+
+def test_threads_that_run_are_no_health_where_nothing_counts_the_work() -> None:
+    """A loop turns also while no request advances; whoever cannot see that does not say healthy."""
+    film = Film()
+    phases = film.looks(30, counters="blind", log={})
+    assert set(phases) == {"blind"}
+    assert "its main threads run" in film.state.why[0].text
+    assert "HTTP 404" in film.state.why[0].text
+    film = Film()
+    film.looks(5)
+    assert film.looks(4, counters="blind")[-1] == "healthy", "a page that came late once is no blindness"
+    assert film.looks(20, counters="blind")[-1] == "blind"
+
+
+def served(role: str, pid: int = 300, base: int = 100) -> EngineSeen:
+    """An engine of ours with another process of its service."""
+    plain = engine("closeranks", base=base)
+    more = Proc(pid, pid, 1, role, NAME, None, f"closeranks::{role}")  # type: ignore[arg-type]
+    head = msgspec.structs.replace(plain.procs[0], role="leader")
+    return msgspec.structs.replace(plain, procs=(head, *plain.procs[1:], more))
+
+
+def own_look(memory: Memory, at: float, seen: EngineSeen, steps: bool = True, **states: str) -> Memory:
+    """One look at an engine of ours whose threads run; `states`: of single processes."""
+    proc: dict[str, Any] = {
+        f"{NAME}/{p.label}": {"at": at, "start": float(p.start_time), "state": states.get(p.label, "S"), "switches": at,
+                              "ticks": at} for p in seen.procs}  # fmt: skip
+    read = {"at": at, "steps": at, "tokens": 7.0, "running": 0.0, "unhealthy": ""}
+    readings: Any = {"proc": proc, "steps": {NAME: read if steps else Blind("gateway /metrics: no answer")}}
+    return step(memory, Snapshot(at, 0.0, (seen,), readings), DEFAULT)
+
+
+@pytest.mark.parametrize("role", ["gateway", "supervisor"])
+def test_what_engines_share_is_part_of_their_service(role: str) -> None:
+    """Stopped it is confirmed, by its name; another one in its place is another life, and a death no longer one."""
+    memory = Memory()
+    for n in range(10):
+        memory = own_look(memory, 1000.0 + n, served(role), **{role: "T" if n > 2 else "S"})
+    assert memory.states[NAME].phase == "confirmed"
+    assert {e.rank for e in memory.states[NAME].why} == {role}
+    for n in range(10, 20):
+        memory = own_look(memory, 1000.0 + n, served(role), **{role: "X"})
+    assert memory.states[NAME].phase == "confirmed"
+    for n in range(20, 24):
+        memory = own_look(memory, 1000.0 + n, served(role, pid=301))
+    assert memory.states[NAME].phase == "healthy"
+
+
+def test_our_own_engine_without_its_step_counters_is_blind() -> None:
+    memory = Memory()
+    for n in range(30):
+        memory = own_look(memory, 1000.0 + n, served("gateway"), steps=n < 5)
+        if n == 4:
+            assert memory.states[NAME].phase == "healthy"
+    assert memory.states[NAME].phase == "blind"
+    assert "its main threads run" in memory.states[NAME].why[0].text
 
 
 def test_a_starting_engine_is_excluded_until_it_serves() -> None:
@@ -306,6 +373,7 @@ def test_no_inference_is_confirmed_by_one_signal(script: list[tuple[dict[str, An
     """Without a death or a raised error, whatever else is shown: two signals, or stacks with the stillness."""
     film = Film(engine(kind))
     for state in run(film, spread(script)):
+        assert not state.proof
         if state.phase == "confirmed":
             assert len(signals(state)) >= 2
 
@@ -346,6 +414,7 @@ def test_a_proof_is_confirmed_after_any_history_and_stays(script: list[tuple[dic
     run(film, spread(script))
     assert film.look(log={"ready": True, "crash": "the scheduler raised an exception"}) == "confirmed"
     assert set(film.looks(20)) == {"confirmed"}
+    assert film.state.proof
 
 
 @given(

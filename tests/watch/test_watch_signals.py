@@ -12,7 +12,7 @@ from closeranks.watch.signals import Reader, Readings, counters, gpu, loads, sta
 from closeranks.watch.signals.fetch import Client
 from closeranks.watch.signals.log import Followed, LogSignal
 from closeranks.watch.signals.probe import PREFIX, ProbeSignal
-from closeranks.watch.snapshot import Blind, EngineSeen
+from closeranks.watch.snapshot import Blind, EngineSeen, Proc
 from closeranks.watch.snapshot import Signal as SignalName
 from tests.watch.looks import NAME, engine
 
@@ -231,6 +231,26 @@ def test_a_missing_helper_thread_is_named() -> None:
     values = stacks.judge(_rounds(DUMP.format(line=1).partition("Thread 150")[0]))[NAME]
     assert not isinstance(values, Blind)
     assert "no decode_listener_thread in TP0, TP1" in str(values["lacks"])
+
+
+def test_a_process_that_engines_share_is_dumped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two py-spy at one process the second is refused, and its engine would be blind."""
+    asked: list[int] = []
+
+    async def dump(pid: int, limit_s: float) -> str:
+        asked.append(pid)
+        return f"dump of {pid}"
+
+    monkeypatch.setattr(stacks.capture, "stacks", dump)
+    shared = Proc(7, 7, 1, "gateway", "", None, "closeranks::gateway")
+    engines = [
+        EngineSeen(name, "closeranks", "both", None, (Proc(pid, pid, 1, "leader", name, None, "x"), shared))
+        for name, pid in (("prefill", 8), ("decode", 9))
+    ]
+    found = asyncio.run(stacks._dump(engines))
+    assert sorted(asked) == [7, 8, 9]
+    assert found["prefill/gateway"] == found["decode/gateway"] == "dump of 7"
+    assert found["decode/leader"] == "dump of 9"
 
 
 def test_dumps_that_failed_are_blind_with_the_reason() -> None:

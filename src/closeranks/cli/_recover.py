@@ -13,8 +13,9 @@ import msgspec
 
 from closeranks.cli._settings import SettingsError, only
 from closeranks.supervise.platforms import NAMES
-from closeranks.watch.recover import Choice, Recovery, Shown, default_folder
+from closeranks.watch.recover import Recovery, Shown, default_folder
 from closeranks.watch.recover_state import Policy
+from closeranks.watch.recover_survey import Choice
 
 POLICY = Policy
 

@@ -17,10 +17,12 @@ from closeranks.cli import _recover
 from closeranks.cli._settings import SettingsError, add_flags, gather, options
 from closeranks.output import make_unfailing
 from closeranks.watch.discover import Finder
-from closeranks.watch.recover import Outcome, Recovery
+from closeranks.watch.recover import Outcome, Preview, Recovery
 from closeranks.watch.recover_act import loops_of
 from closeranks.watch.recover_journal import Entry, JournalDamaged, episodes, read
-from closeranks.watch.recover_state import Case, Refusal
+from closeranks.watch.recover_state import Action, Case, Refusal
+from closeranks.watch.recover_survey import Ending
+from closeranks.watch.recover_units import units_of
 from closeranks.watch.snapshot import EngineSeen
 
 HELP = "bring wedged engines back: end their process trees, start them, check the path (or show how, with --dry-run)"
@@ -38,7 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--go-on", action="store_true", help="take --stop back")
     what.add_argument("--journal", action="store_true", help="what was done, step by step")
-    parser.add_argument("--engine", action="append", default=[], metavar="NAME", help="one to blame; repeatable")
+    parser.add_argument(
+        "--engine",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="one to blame, or gateway or service of closeranks; repeatable",
+    )
     parser.add_argument("--verdict", default="UNDETERMINED", metavar="CLASS", help="what `closeranks diagnose` said")
     parser.add_argument("--json", action="store_true", help="JSON, schema 1")
     _recover.add_arguments(parser)
@@ -70,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
               file=sys.stderr)  # fmt: skip
         return 2
     engines = Finder().find()
-    blamed, wrong = _named(args.engine, engines)
+    blamed, wrong = _named(args.engine, units_of(engines))
     if wrong:
         print(f"closeranks recover: {wrong}", file=sys.stderr)
         return 3
@@ -108,20 +116,25 @@ async def _dry_run(recovery: Recovery, case: Case, engines: Sequence[EngineSeen]
             "engines": list(action.engines),
             "deadline_s": action.deadline_s,
             "why": action.why,
-            "command": shlex.join(preview.commands.get(number, ())),
+            "command": shlex.join(_command(preview, action)),
         }
         for number, action in enumerate(made.actions)
     ]
     if as_json:
-        print(json.dumps({"schema": 1, "plan": steps, "notes": made.notes, "untried": preview.untried}))
+        ends = [msgspec.to_builtins(e) for e in preview.ends]
+        print(json.dumps({"schema": 1, "plan": steps, "engines": ends, "notes": made.notes,
+                          "untried": preview.untried}))  # fmt: skip
         return 0
     number = 0
-    for rung in made.rungs:
-        print(f"{rung.name}:")
+    for place, rung in enumerate(made.rungs):
+        print(f"{rung.name}{', only if the check before it fails' if place else ''}:")
+        for action in rung.actions:
+            if action.kind == "end":
+                _show_ending(preview.of(action.engine))
         for action in rung.actions:
             print(f"  {number:2} {action.kind:6} {', '.join(action.engines)}  (at most {action.deadline_s:.0f} s)")
-            if number in preview.commands:
-                print(f"       {shlex.join(preview.commands[number])}")
+            if line := _command(preview, action):
+                print(f"       {shlex.join(line)}")
             number += 1
     print("then:")
     for action in made.after:
@@ -132,6 +145,28 @@ async def _dry_run(recovery: Recovery, case: Case, engines: Sequence[EngineSeen]
     for name in preview.untried:
         print(f"note: the commands of {name} follow its documentation; they were not run in this project's tests")
     return 0
+
+
+def _command(preview: Preview, action: Action) -> tuple[str, ...]:
+    """The command line of a step that has one."""
+    if action.kind == "end":
+        return preview.of(action.engine).end
+    return preview.of(action.engine).start if action.kind == "start" else ()
+
+
+def _show_ending(found: Ending) -> None:
+    """Platform, process tree and start of one engine."""
+    print(f"  {found.engine}: platform {found.platform}{f', {found.unit}' if found.unit else ''}; its processes:")
+    parents = {pid: parent for pid, parent, _ in found.processes}
+    for pid, parent, title in found.processes:
+        depth = 0
+        while parent in parents and depth < 8:
+            depth, parent = depth + 1, parents[parent]
+        print(f"    {pid:>8}  {'  ' * depth}{title}")
+    said = shlex.join(found.start) if found.start else "its supervisor, without a command of ours"
+    print(f"    started again by: {said}")
+    if found.detail:
+        print(f"      {found.detail}")
 
 
 async def _act(recovery: Recovery, case: Case, engines: Sequence[EngineSeen], as_json: bool) -> int:

@@ -55,6 +55,16 @@ def launches(argv: Sequence[str]) -> Kind | None:
     return kind if kind and (kind == "trtllm" or words[1:2] == ["serve"]) else None
 
 
+def serves_ours(argv: Sequence[str]) -> bool:
+    """Whether this command line is a `closeranks serve`: the parent of engines and their gateway."""
+    words = list(argv)
+    if words and _PYTHON.match(os.path.basename(words[0])):
+        words = _after_options(words[1:])
+    if words[:1] == ["-m"]:
+        return words[1:3] == ["closeranks.cli.main", "serve"]
+    return len(words) > 1 and os.path.basename(words[0]) == "closeranks" and words[1] == "serve"
+
+
 def _after_options(words: list[str]) -> list[str]:
     """What follows the interpreter's own options (`-u`, `-X dev`)."""
     while words and words[0].startswith("-") and words[0] != "-m":
@@ -242,7 +252,7 @@ def _proc(row: Row, role: ProcRole, rank: int | None) -> Proc:
 
 
 def _ours(table: Mapping[int, Row]) -> Iterator[EngineSeen]:
-    """closeranks' own engines: one per leader's title and parent; their gateway answers for them over HTTP."""
+    """closeranks' own engines: one per leader's title and parent. The gateway and the supervisor belong to each."""
     found: dict[tuple[int, str], list[Proc]] = {}
     gateways: dict[int, Row] = {}
     for row in table.values():
@@ -255,14 +265,17 @@ def _ours(table: Mapping[int, Row]) -> Iterator[EngineSeen]:
         rank = int(match[3]) if match[3] else None
         role: ProcRole = "leader" if match[1] == "leader" else "rank"
         found.setdefault((row.ppid, match[2] or "engine"), []).append(_proc(row, role, rank))
+    names = {key: _our_name(key[1], table.get(key[0])) for key in found}
     for (parent, name), procs in sorted(found.items()):
         gate = gateways.get(parent)
         everyone = [*procs, *([_proc(gate, "gateway", None)] if gate else [])]
+        if parent in table and serves_ours(table[parent].argv):
+            everyone.append(_proc(table[parent], "supervisor", None))
         role2: Role = "prefill" if "prefill" in name else "decode" if "decode" in name else "both"
         argv = table[parent].argv if parent in table else ()
-        unique = sum(1 for _, other in found if other == name) == 1
+        unique = list(names.values()).count(names[parent, name]) == 1
         yield EngineSeen(
-            name=name if unique else f"{name}-pid{parent}",
+            name=names[parent, name] if unique else f"{name}-pid{parent}",
             kind="closeranks",
             role=role2,
             url=None,
@@ -270,6 +283,12 @@ def _ours(table: Mapping[int, Row]) -> Iterator[EngineSeen]:
             argv=argv,
             world=sum(1 for p in procs if p.role == "rank"),
         )
+
+
+def _our_name(name: str, parent: Row | None) -> str:
+    """With the port of its service, where that was given: two services on a host have a `decode` each."""
+    port = flag(parent.argv, "--port") if parent is not None and serves_ours(parent.argv) else None
+    return f"{name}-{port}" if port and port.isdigit() and int(port) else name
 
 
 def _orphans(
@@ -295,7 +314,7 @@ class Finder:
         self.table: dict[int, Row] = {}
         self.engines: tuple[EngineSeen, ...] = ()
         self._pids, self._ports = frozenset(wanted_pids), frozenset(wanted_ports)
-        self._fixed: dict[tuple[int, int], tuple[float, EngineSeen]] = {}
+        self._fixed: dict[tuple[int, int, int, int], tuple[float, EngineSeen]] = {}
 
     def find(self) -> tuple[EngineSeen, ...]:
         """Scan /proc. Blocking, and may hang with a process that does: call it in a thread."""
@@ -315,19 +334,20 @@ class Finder:
         head = engine.head
         if head is None:
             return engine
-        when, fixed = self._fixed.get((head.pid, head.start_time), (-1e9, engine))
+        frontend = next((p for p in engine.procs if p.role == "gateway"), head)
+        life = (head.pid, head.start_time, frontend.pid, frontend.start_time)
+        when, fixed = self._fixed.get(life, (-1e9, engine))
         now = time.monotonic()
         if when < 0 or (fixed.url is None and now - when > AGAIN_S):
-            fixed = self._read(engine, head)
-            self._fixed[head.pid, head.start_time] = (now, fixed)
+            fixed = self._read(engine, head, frontend)
+            self._fixed[life] = (now, fixed)
         name = fixed.name if engine.kind != "closeranks" else engine.name
         procs = tuple(msgspec.structs.replace(p, engine=name) for p in engine.procs)
         return msgspec.structs.replace(
             engine, name=name, url=fixed.url, cwd=fixed.cwd, logs=fixed.logs or engine.logs, procs=procs
         )
 
-    def _read(self, engine: EngineSeen, head: Proc) -> EngineSeen:
-        frontend = next((p for p in engine.procs if p.role == "gateway"), head)
+    def _read(self, engine: EngineSeen, head: Proc, frontend: Proc) -> EngineSeen:
         port, url = _address(engine, frontend)
         name = _name(engine.kind, engine.role, port, head.pid) if engine.kind != "closeranks" else engine.name
         try:
@@ -356,7 +376,7 @@ def _address(engine: EngineSeen, frontend: Proc) -> tuple[int | None, str | None
 
 def _logs(engine: EngineSeen, head: Proc) -> tuple[str, ...]:
     """Files behind the standard output and error of the launcher; for our own engines, of each process."""
-    pids = [p.pid for p in engine.procs if p.role != "gateway"] if engine.kind == "closeranks" else [head.pid]
+    pids = [p.pid for p in engine.procs if p not in engine.shared] if engine.kind == "closeranks" else [head.pid]
     found: dict[tuple[int, int], str] = {}
     for pid in pids:
         for fd in (1, 2):

@@ -102,6 +102,8 @@ class Keeper:
         folder = await self._store(files, state.engine, facts)
         bundle_s = time.time() - began
         judged = await judged_later
+        if state.proof:
+            judged = judging.beside_proof(judged, state.why[0].text)
         verdict_s = time.time() - began
         if folder is not None:
             said = {"verdict": judged.cls, "certainty": judged.certainty, "summary": judged.summary}

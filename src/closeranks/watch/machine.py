@@ -5,7 +5,7 @@
       └─ no sign ───┘   └─────── excluded ◄───────┘
 
 - Only a proof, or an inference with a second signal (`rules`), leads to `confirmed`; it stays until the engine has
-  moved again for a while or is replaced. A proof stays for the life of the engine.
+  moved again for a while or is replaced. A death or a raised error stays for the life of the engine.
 - `healthy` needs a sign of life, at most a few seconds old. Without one, and without a suspicion, an engine is `blind`.
 - `excluded` says what it is instead.
 """
@@ -35,6 +35,8 @@ class Past(msgspec.Struct, frozen=True):
     born: float
     """When this life was first seen."""
     proved: bool = False
+    """Its confirmation rests on a proof that holds for this life."""
+    proof: bool = False
     """Its confirmation rests on a proof."""
     supported: float = -1e9
     """When a suspicion last had a sign."""
@@ -71,7 +73,8 @@ def step(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> Memory
         own = _past(view, None if reborn else old, limits)
         phase, why, own = _judge(view, own, before, limits)
         past[engine.name] = own
-        states[engine.name] = _state(engine.name, phase, why, before, snapshot.at, view.blind())
+        made = _state(engine.name, phase, why, before, snapshot.at, view.blind())
+        states[engine.name] = msgspec.structs.replace(made, proof=own.proof and phase == "confirmed")
     for name, old in memory.past.items():
         if name not in past and (left := _gone(old, memory.states.get(name), snapshot.at, limits)) is not None:
             past[name], states[name] = old, left
@@ -90,7 +93,10 @@ def urgent(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> froz
 
 
 def _replaced(old: EngineSeen, new: EngineSeen) -> bool:
-    """Whether another life began: another launcher or leader, or not one process in common."""
+    """Whether another life began: another launcher, leader, gateway or supervisor, or not one process in common."""
+    shared = {p.role: p.pid for p in old.shared}
+    if any(shared.get(p.role, p.pid) != p.pid for p in new.shared):
+        return True
     was, head = old.head, new.head
     if was is not None and head is not None:
         return (was.pid, was.start_time) != (head.pid, head.start_time)
@@ -120,7 +126,10 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
         return "excluded", (Evidence("log", None, "it is being ended: its log says so"),), own
     proofs = rules.proofs(view, limits)
     if proofs:
-        return "confirmed", proofs, msgspec.structs.replace(own, proved=True)
+        return "confirmed", proofs, msgspec.structs.replace(own, proved=True, proof=True)
+    stopped = rules.stopped(view, limits)
+    if stopped:
+        return "confirmed", stopped, msgspec.structs.replace(own, proof=True)
     if before is not None and before.phase == "confirmed":
         moved = own.moving is not None and at - own.moving >= limits.again_s
         if own.proved or not moved:
@@ -131,7 +140,7 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
     found = [s for s in rules.suspicions(view, limits, own.pace_s) if s.signs]
     sure = next((s for s in found if s.enough and not s.excluded), None)
     if sure is not None:
-        return "confirmed", sure.signs, msgspec.structs.replace(own, proved=False)
+        return "confirmed", sure.signs, msgspec.structs.replace(own, proved=False, proof=False)
     maybe = next((s for s in found if s.open), None)
     if maybe is not None:
         return "suspect", maybe.signs, msgspec.structs.replace(own, supported=at)
@@ -151,6 +160,9 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
 
 def _nothing(view: View) -> tuple[Evidence, ...]:
     """Why nothing can be said of an engine."""
+    if rules.threads_run(view):
+        said = "its main threads run, but nothing that counts its work can be read: "
+        return (Evidence("proc", None, said + ("; ".join(view.blind())[:300] or "no reading yet")),)
     if view.blind():
         return (Evidence("proc", None, "no sign of life and none of a fault: " + "; ".join(view.blind())[:300]),)
     return (Evidence("proc", None, "no sign of life and none of a fault yet"),)

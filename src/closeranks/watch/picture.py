@@ -132,7 +132,7 @@ class Observer:
             running=_number(numbers.get("running")),
             waiting=_number(numbers.get("waiting")),
             queues={name: n for name in QUEUES if (n := _number(numbers.get(name)))},
-            tokens_s=self._rate(now, "counters", engine.name, "tokens"),
+            tokens_s=self._rate(now, "steps" if engine.kind == "closeranks" else "counters", engine.name, "tokens"),
             http=str(http.get("said", "")),
             ranks=tuple(self._rank(f"{engine.name}/{p.label}", p.label, p.pid, now) for p in engine.procs),
         )

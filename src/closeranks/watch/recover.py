@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,18 +23,7 @@ import msgspec
 import structlog
 
 from closeranks.evidence.redact import redact
-from closeranks.supervise.platforms import (
-    Launch,
-    Platform,
-    PlatformError,
-    Process,
-    Seen,
-    Target,
-    platform_named,
-    platform_of,
-    processes,
-)
-from closeranks.supervise.platforms.plain import read_launch
+from closeranks.supervise.platforms import Platform, PlatformError, platform_named
 from closeranks.watch.recover_journal import Entry, Journal, JournalDamaged, Now, Open, read, restarts, unfinished
 from closeranks.watch.recover_state import (
     Action,
@@ -45,13 +34,14 @@ from closeranks.watch.recover_state import (
     Policy,
     Refusal,
     Result,
-    Side,
     counterparts,
     next_step,
     plan,
 )
 from closeranks.watch.recover_steps import Facts, Hands, Stopped
-from closeranks.watch.recover_wire import StepFailed, Wire, endpoint_of
+from closeranks.watch.recover_survey import Choice, Ending, Survey, ending
+from closeranks.watch.recover_units import to_blame, units_of
+from closeranks.watch.recover_wire import StepFailed, Wire
 from closeranks.watch.snapshot import EngineSeen
 
 SLACK_S = 15.0
@@ -94,21 +84,17 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Shown, ...] = ()
 
 
-class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an operator said about an engine, in place of what was found."""
-
-    platform: str = ""
-    unit: str = ""
-    command: tuple[str, ...] = ()
-
-
 class Preview(msgspec.Struct, frozen=True):
-    """What would be done: the plan, and the command line of each step that has one, by its number."""
+    """What would be done: the plan, and of each engine in it what would be ended and how it would be started."""
 
     plan: Plan | Refusal
-    commands: dict[int, tuple[str, ...]]
+    ends: tuple[Ending, ...] = ()
     untried: tuple[str, ...] = ()
     """Platforms among them whose commands follow their documentation and were not run in this project's tests."""
+
+    def of(self, engine: str) -> Ending:
+        """The one of this engine. Raises KeyError."""
+        return {e.engine: e for e in self.ends}[engine]
 
 
 class Recovery:
@@ -125,10 +111,9 @@ class Recovery:
         clock: Callable[[], Now] = Now.read,
     ) -> None:
         self.folder, self.policy = folder, policy
-        self._choices = choices or {}
+        self._survey = Survey(policy, choices or {}, platforms)
         self._platforms, self._clock, self._show = platforms, clock, show
         self._wire = wire or (lambda: Wire(policy.router, policy.router_key))
-        self._remembered: dict[str, tuple[Process, Launch]] = {}
 
     @property
     def stop_file(self) -> Path:
@@ -137,15 +122,7 @@ class Recovery:
 
     def remember(self, engines: Sequence[EngineSeen]) -> None:
         """Read how each engine was started while its launcher lives; once it has died, nobody could tell any more."""
-        for engine in engines:
-            head = engine.procs[0] if engine.procs else None
-            if head is None or engine.kind == "closeranks":
-                continue
-            identity = Process(head.pid, head.start_time)
-            if head.role != "launcher" or self._remembered.get(engine.name, (None, None))[0] == identity:
-                continue
-            with contextlib.suppress(OSError, PlatformError):  # it shows as an obstacle when a plan is made
-                self._remembered[engine.name] = (identity, read_launch(head.pid))
+        self._survey.remember(units_of(engines))
 
     async def preview(
         self, case: Case, engines: Sequence[EngineSeen], loops: Mapping[str, Loop] | None = None
@@ -154,23 +131,19 @@ class Recovery:
         try:
             entries = read(self.folder / "journal")
         except JournalDamaged as error:
-            return Preview(Refusal(str(error)), {})
+            return Preview(Refusal(str(error)))
         wire = self._wire()
         try:
             made, facts = await self._plan(case, engines, loops or {}, wire, entries)
         finally:
             await wire.close()
         if isinstance(made, Refusal):
-            return Preview(made, {})
-        commands = {
-            n: line
-            for n, action in enumerate(made.actions)
-            if action.kind in ("end", "start")
-            and (target := facts.targets[action.engine])
-            and (line := self._platforms(target.platform).describe(target, action.kind))
-        }
-        used = {t.platform for t in facts.targets.values()}
-        return Preview(made, commands, tuple(sorted(n for n in used if not self._platforms(n).tried)))
+            return Preview(made)
+        names = dict.fromkeys(a.engine for a in made.actions if a.kind == "end")
+        targets = [facts.targets[name] for name in names]
+        ends = await asyncio.to_thread(lambda: tuple(ending(t, self._platforms(t.platform)) for t in targets))
+        used = sorted({t.platform for t in targets})
+        return Preview(made, ends, tuple(name for name in used if not self._platforms(name).tried))
 
     async def recover(
         self, case: Case, engines: Sequence[EngineSeen], loops: Mapping[str, Loop] | None = None
@@ -271,58 +244,16 @@ class Recovery:
         wire: Wire,
         past: Sequence[Entry],
     ) -> tuple[Plan | Refusal, Facts]:
-        targets: dict[str, Target] = {}
-        sides = []
-        ends = await wire.listed({engine.name: endpoint_of(engine) for engine in engines})
-        versions = await asyncio.gather(*(wire.version(ends[e.name]) for e in engines))
-        obstacles: dict[str, str] = {}
-        for engine in engines:
-            try:
-                targets[engine.name] = await asyncio.to_thread(self._find, engine)
-            except (PlatformError, KeyError) as error:
-                obstacles[engine.name] = str(error)
-        for engine, version in zip(engines, versions, strict=True):
-            obstacle = obstacles.get(engine.name) or _obstacle(targets[engine.name], targets.values())
-            if not ends[engine.name].url and engine.kind != "closeranks":
-                obstacle = obstacle or "its HTTP address is not known, so it could not be checked afterwards"
-            loop = loops.get(engine.name, "stands" if engine.name in case.blamed else "unknown")
-            sides.append(
-                Side(
-                    name=engine.name,
-                    kind=engine.kind,
-                    role=engine.role,
-                    version=version,
-                    group=ends[engine.name].group,
-                    loop=loop,
-                    obstacle=obstacle,
-                )
-            )
-        made = plan(case, sides, self.policy, restarts(past, self._clock()))
+        case = msgspec.structs.replace(case, blamed=await asyncio.to_thread(to_blame, case.blamed, engines))
+        found = await self._survey.look(units_of(engines), case.blamed, loops, wire)
+        made = plan(case, found.sides, self.policy, restarts(past, self._clock()))
         if isinstance(made, Refusal):
             return made, Facts({}, {})
         part = {name for action in made.actions for name in action.engines}
-        near = {c.name for s in sides if s.name in part for c in counterparts(s, sides)}
+        near = {c.name for s in found.sides if s.name in part for c in counterparts(s, found.sides)}
         return made, Facts(
-            {name: target for name, target in targets.items() if name in part},
-            {name: end for name, end in ends.items() if name in part | near},
-        )
-
-    def _find(self, engine: EngineSeen) -> Target:
-        choice = self._choices.get(engine.name, Choice())
-        first = engine.procs[0].pid if engine.procs else 0
-        name, unit = (choice.platform, choice.unit) if choice.platform else platform_of(first)
-        if engine.kind == "closeranks" and not choice.platform:
-            name, unit = "supervised", ""
-        remembered = self._remembered.get(engine.name)
-        return self._platforms(name).find(
-            Seen(
-                name=engine.name,
-                processes=_processes(engine),
-                orphaned=engine.launcher is None,
-                unit=choice.unit or unit,
-                command=choice.command,
-                remembered=remembered[1] if remembered else None,
-            )
+            {name: target for name, target in found.targets.items() if name in part},
+            {name: end for name, end in found.ends.items() if name in part | near},
         )
 
     @contextlib.contextmanager
@@ -398,20 +329,3 @@ class Recovery:
         say("recovery step", plan=name, step=number, kind=action.kind, engine=engine, result=event, took_s=shown.took_s,
             says=says)  # fmt: skip
         self._show(shown)
-
-
-def _obstacle(target: Target, everyone: Iterable[Target]) -> str:
-    """Why this target could not be replaced alone, or not at all; empty: it can."""
-    shared = [t.name for t in everyone if target.unit and t.unit == target.unit and t.name != target.name]
-    if shared:
-        return f"{target.unit} runs {', '.join(shared)} too: it cannot be ended alone; say which platform runs each"
-    return target.detail
-
-
-def _processes(engine: EngineSeen) -> tuple[Process, ...]:
-    """As platforms know them: with whether each leads a session, which discovery does not keep."""
-    now = {p.pid: p for p in processes.known(p.pid for p in engine.procs)}
-    return tuple(
-        now[p.pid] if p.pid in now and now[p.pid].start == p.start_time else Process(p.pid, p.start_time)
-        for p in engine.procs
-    )

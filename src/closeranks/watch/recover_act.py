@@ -18,6 +18,7 @@ from closeranks.watch.incident import Incident
 from closeranks.watch.procfs import main_thread
 from closeranks.watch.recover import Outcome, Recovery
 from closeranks.watch.recover_state import Case, Loop
+from closeranks.watch.recover_units import to_blame
 from closeranks.watch.snapshot import EngineSeen, Snapshot, State
 
 WINDOW_S = 2.0
@@ -105,8 +106,9 @@ class Actor:
             await asyncio.sleep(self._gather_s)
             blamed = {name for name in self._watch.states if self._confirmed(name)} | {found.engine}
             engines = self._watch.snapshot.engines
+            names = sorted(blamed & {e.name for e in engines}) or [found.engine]
             case = Case(
-                blamed=tuple(sorted(blamed & {e.name for e in engines})) or (found.engine,),
+                blamed=await asyncio.to_thread(to_blame, names, engines, self._watch.states),
                 verdict=found.verdict.cls,
                 certainty=found.verdict.certainty,
                 summary=found.verdict.summary,

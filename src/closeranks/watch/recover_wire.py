@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 
 from closeranks.watch.discover import flag
+from closeranks.watch.signals.steps import parse
 from closeranks.watch.snapshot import EngineSeen
 
 PREFIX = "closeranks-check-"
@@ -48,6 +49,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     listed: dict[str, Any] | None = None
     """As the router listed it when the plan was made; None: it did not, so nothing takes it out."""
+    supervised: bool = False
+    """One of closeranks' own, behind a gateway that is not ended with it or comes back by itself."""
+    own_name: str = ""
+    """Of closeranks' own engines: as `EngineSeen` has it."""
+    epoch: int | None = None
+    """Of closeranks' own engines: the life that is to be ended; None: not known."""
 
     @property
     def host(self) -> str:
@@ -131,6 +138,8 @@ class Wire:
 
     async def drain(self, one: Endpoint) -> str:
         """Take the engine out of the router, where that can be told so. Raises StepFailed."""
+        if one.supervised:
+            return "its own gateway holds requests until it is back"
         if not self.router:
             return "no router is known: requests of this time fail or wait"
         known = _own(await self._workers(), one)
@@ -148,6 +157,8 @@ class Wire:
 
     async def admit(self, one: Endpoint, limit_s: float) -> str:
         """Put the engine back into the router and wait until that calls it healthy. Raises StepFailed."""
+        if one.supervised:
+            return "its own gateway takes it back"
         if not self.router:
             return "no router is known: it was never out of rotation"
         try:
@@ -198,13 +209,31 @@ class Wire:
         return "all its requests were told to end"
 
     async def ready(self, one: Endpoint) -> bool:
-        """Whether the engine's own health says 200 now. It is asked for nothing more: the check follows."""
+        """Whether the engine's own health says 200 now. It is asked for nothing more: the check follows.
+
+        closeranks' gateway is asked whether tokens can flow, and its engine must be in a later life than the one that
+        was ended: the gateway may not have noticed that yet.
+        """
         if not one.url:
             return False
+        path = "/ready" if one.kind == "closeranks" else "/health"
         try:
-            return (await self._call("GET", f"{one.url}/health", HEALTH_S, headers=one.headers)).status == 200
+            if (await self._call("GET", one.url + path, HEALTH_S, headers=one.headers)).status != 200:
+                return False
         except StepFailed:
             return False
+        return one.epoch is None or (await self.epoch(one) or 0) > one.epoch
+
+    async def epoch(self, one: Endpoint) -> int | None:
+        """Which life an engine of closeranks' is in, by its gateway's metrics; None when those do not tell."""
+        if not one.url:
+            return None
+        try:
+            page = await self._call("GET", f"{one.url}/metrics", ASIDE_S)
+        except StepFailed:
+            return None
+        said = parse(page.body).get(one.own_name, {})
+        return int(said["epoch"]) if "epoch" in said else None
 
     async def check(
         self, names: Sequence[str], ends: Mapping[str, Endpoint], limit_s: float, at_once: int = 1, every: bool = False

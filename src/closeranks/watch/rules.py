@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from closeranks.watch.limits import Limits
-from closeranks.watch.snapshot import Blind, Evidence, Proc
+from closeranks.watch.snapshot import Blind, Evidence, Proc, Signal
 from closeranks.watch.tracks import AFTER_DUMP_S
 from closeranks.watch.view import View
 
@@ -66,12 +66,22 @@ def alive(view: View) -> tuple[Evidence, ...]:
     steps = view.track("steps", "steps")
     if steps is not None and steps.moved and now - steps.changed <= 4:
         found.append(Evidence("steps", None, "its step counter grows"))
-    running = [p for p in view.engine.deciders if _runs(view, p)]
-    if running and len(running) == len(view.engine.deciders):
+    if threads_run(view) and sees_work(view):
         found.append(Evidence("proc", None, "the main threads of all ranks run"))
     if view.engine.kind in ("vllm", "trtllm") and no_work(view):  # others' loops turn without work too
         found.append(Evidence("counters", None, "no request is in it"))
     return tuple(found)
+
+
+def threads_run(view: View) -> bool:
+    """Whether every rank's main thread does something. That alone is no health: a loop turns without work done too."""
+    return bool(view.engine.deciders) and all(_runs(view, p) for p in view.engine.deciders)
+
+
+def sees_work(view: View) -> bool:
+    """Whether anything that counts work has been read lately: without it a stall could not be seen."""
+    fields: tuple[tuple[Signal, str], ...] = (("counters", "held"), ("steps", "steps"), ("loads", "heartbeat"))
+    return any(view.track(signal, field) is not None for signal, field in fields)
 
 
 def _runs(view: View, process: Proc) -> bool:
@@ -90,7 +100,7 @@ def no_work(view: View) -> bool:
 
 
 def proofs(view: View, limits: Limits) -> tuple[Evidence, ...]:
-    """What confirms alone: a dead process, a raised error, a part of the engine stopped by a signal."""
+    """What confirms alone and for the life of the engine: a dead process, a raised error."""
     found = []
     named = view.engine.parts
     state = {p: view.text("proc", "state", f"{view.engine.name}/{p.label}") for p in named}
@@ -108,6 +118,14 @@ def proofs(view: View, limits: Limits) -> tuple[Evidence, ...]:
         found.append(Evidence("log", None, f"its log says: {crash}"))
     if thread:
         found.append(Evidence("log", None, f"its log says: the helper thread {thread} ended by an exception"))
+    return tuple(found)
+
+
+def stopped(view: View, limits: Limits) -> tuple[Evidence, ...]:
+    """What confirms alone as long as it lasts: a part of the engine is stopped by a signal, others are not."""
+    found = []
+    named = view.engine.parts
+    state = {p: view.text("proc", "state", f"{view.engine.name}/{p.label}") for p in named}
     stopped = [p for p in named if state[p] == "T"]
     if len(stopped) < len([p for p in named if state[p] not in ("", "X", "Z")]):
         for process in stopped:

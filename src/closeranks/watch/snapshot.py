@@ -11,7 +11,10 @@ import msgspec
 
 Kind = Literal["sglang", "vllm", "trtllm", "closeranks"]
 Role = Literal["prefill", "decode", "both"]
-ProcRole = Literal["launcher", "rank", "detokenizer", "engine_core", "worker", "router", "leader", "gateway", "helper"]
+ProcRole = Literal[
+    "launcher", "rank", "detokenizer", "engine_core", "worker", "router", "leader", "gateway", "supervisor", "helper"
+]
+"""`gateway`, `supervisor`: of `closeranks serve`, one for all its engines."""
 Phase = Literal["healthy", "suspect", "excluded", "confirmed", "blind"]
 """`excluded`: looks like a fault and is none, the reason is said. `blind`: nothing can be said of this engine."""
 Signal = Literal["proc", "counters", "loads", "http", "log", "probe", "gpu", "steps", "stacks"]
@@ -79,6 +82,18 @@ class EngineSeen(msgspec.Struct, frozen=True):
         return next((p for p in self.procs if p.role in ("launcher", "leader")), None)
 
     @property
+    def own_name(self) -> str:
+        """Of closeranks' own: what the engine calls itself, as its gateway's metrics have it."""
+        head = next((p for p in self.procs if p.role in ("leader", "rank")), None)
+        words = head.title.split(" ") if head is not None else []
+        return words[1] if len(words) > 1 else self.name
+
+    @property
+    def shared(self) -> tuple[Proc, ...]:
+        """Those of its processes that serve other engines too."""
+        return tuple(p for p in self.procs if p.role in ("gateway", "supervisor"))
+
+    @property
     def parts(self) -> tuple[Proc, ...]:
         """Its processes that are known by a role: all but its helpers."""
         return tuple(p for p in self.procs if p.role != "helper")
@@ -126,3 +141,5 @@ class State(msgspec.Struct, frozen=True):
     since: float
     blind: tuple[str, ...] = ()
     """Signals that give nothing for this engine, each with its reason."""
+    proof: bool = False
+    """Confirmed by a proof: a death, a raised error, a part stopped by a signal. No inference speaks against it."""

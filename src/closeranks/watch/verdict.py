@@ -26,6 +26,17 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 NONE = Judged("UNDETERMINED", "undetermined", "no verdict")
+SOUND = frozenset({"HEALTHY_IDLE", "HEALTHY_WATCHDOG_FALSE_POSITIVE", "NOT_HUNG_SLOW_OR_CAPACITY", "STARTUP"})
+"""Verdicts that say that nothing is wrong with the engine."""
+
+
+def beside_proof(judged: Judged, proof: str) -> Judged:
+    """A diagnosis of stacks and logs that finds nothing is undetermined beside a death or a part that is stopped: the
+    watch has seen that, and its reports stay as they are. `proof`: what was seen, in words."""
+    if judged.cls not in SOUND:
+        return judged
+    said = f"{proof}; what else was kept shows no fault of its own ({judged.cls}: {judged.summary})"
+    return msgspec.structs.replace(judged, cls=NONE.cls, certainty=NONE.certainty, summary=said[:500])
 
 
 class Judge:

@@ -91,13 +91,17 @@ async def _window(rounds: Rounds, until: float) -> None:
 
 
 async def _dump(engines: Iterable[EngineSeen]) -> dict[str, str]:
+    """Each process once, also one that several engines share: of two py-spy at a process the second is refused."""
     slots = asyncio.Semaphore(AT_ONCE)
+    wanted = {f"{e.name}/{p.label}": p.pid for e in engines for p in e.parts}
 
-    async def one(engine: EngineSeen, process: Proc) -> tuple[str, str]:
+    async def one(pid: int) -> str:
         async with slots:
-            return f"{engine.name}/{process.label}", await capture.stacks(process.pid, PY_SPY_S)
+            return await capture.stacks(pid, PY_SPY_S)
 
-    return dict(await asyncio.gather(*(one(e, p) for e in engines for p in e.parts)))
+    pids = tuple(dict.fromkeys(wanted.values()))
+    texts = dict(zip(pids, await asyncio.gather(*map(one, pids)), strict=True))
+    return {key: texts[pid] for key, pid in wanted.items()}
 
 
 def _quiet(engines: Sequence[EngineSeen]) -> tuple[Readings, dict[str, str]]:

@@ -62,7 +62,7 @@ class StepsSignal:
                 if engine.url != url:
                     continue
                 self._pages.answers[engine.name] = (at, page)
-                own = values.get(engine.name.partition("-pid")[0])
+                own = values.get(engine.own_name)
                 if not page.ok or own is None:
                     found[engine.name] = Blind(f"gateway /metrics: {page.said if not page.ok else 'no such engine'}")
                     continue

@@ -1,0 +1,184 @@
+"""What a plan is made from: of each engine its platform, processes, address, version, and what stands in the way.
+
+Reads only. `remember` must have been called while a launcher lived for an engine whose launcher has ended.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from closeranks.evidence.redact import redact
+from closeranks.supervise.platforms import (
+    Launch,
+    Platform,
+    PlatformError,
+    Process,
+    Seen,
+    Target,
+    platform_of,
+    processes,
+)
+from closeranks.supervise.platforms.plain import read_launch
+from closeranks.watch import procfs
+from closeranks.watch.recover_state import Loop, Policy, Side
+from closeranks.watch.recover_units import is_own_engine, is_service
+from closeranks.watch.recover_wire import Endpoint, Wire, endpoint_of
+from closeranks.watch.snapshot import EngineSeen
+
+
+class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an operator said about an engine, in place of what was found."""
+
+    platform: str = ""
+    unit: str = ""
+    command: tuple[str, ...] = ()
+
+
+class Surveyed(msgspec.Struct, frozen=True):
+    """What was found of all units: as a plan needs it, and as its steps do."""
+
+    sides: tuple[Side, ...]
+    targets: dict[str, Target]
+    ends: dict[str, Endpoint]
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How one engine would be ended and started, for people. Command lines are redacted."""
+
+    engine: str
+    platform: str
+    unit: str
+    processes: tuple[tuple[int, int, str], ...]
+    """Its whole tree now: pid, parent, title."""
+    end: tuple[str, ...]
+    start: tuple[str, ...]
+    """Empty: its supervisor starts it."""
+    detail: str
+    """Where and as what it would be started."""
+
+
+class Survey:
+    """Looks at units (`recover_units`). `platforms` gives the platform of a name."""
+
+    def __init__(self, policy: Policy, choices: Mapping[str, Choice], platforms: Callable[[str], Platform]) -> None:
+        self._policy, self._choices, self._platforms = policy, choices, platforms
+        self._remembered: dict[str, tuple[Process, Launch]] = {}
+
+    def remember(self, units: Iterable[EngineSeen]) -> None:
+        """Keep in mind how those with a launcher were started."""
+        for unit in units:
+            head = unit.procs[0] if unit.procs else None
+            if head is None or head.role != "launcher":
+                continue
+            identity = Process(head.pid, head.start_time)
+            if self._remembered.get(unit.name, (None, None))[0] == identity:
+                continue
+            with contextlib.suppress(OSError, PlatformError):  # it shows as an obstacle when a plan is made
+                self._remembered[unit.name] = (identity, read_launch(head.pid))
+
+    async def look(
+        self, units: Sequence[EngineSeen], blamed: Collection[str], loops: Mapping[str, Loop], wire: Wire
+    ) -> Surveyed:
+        """All of them, within the limits that the wire has."""
+        ends = await wire.listed({unit.name: self._endpoint(unit) for unit in units})
+        told = await asyncio.gather(*(wire.version(ends[unit.name]) for unit in units))
+        versions = dict(zip(ends, told, strict=True))
+        lives = await asyncio.gather(*(wire.epoch(ends[u.name]) if is_own_engine(u) else _none() for u in units))
+        for unit, life in zip(units, lives, strict=True):
+            ends[unit.name] = msgspec.structs.replace(ends[unit.name], epoch=life)
+        targets: dict[str, Target] = {}
+        obstacles: dict[str, str] = {}
+        for unit in units:
+            try:
+                targets[unit.name] = await asyncio.to_thread(self._find, unit)
+            except (PlatformError, KeyError) as error:
+                obstacles[unit.name] = str(error)
+        sides = []
+        for unit in units:
+            obstacle = obstacles.get(unit.name) or _obstacle(targets[unit.name], targets.values())
+            if not ends[unit.name].url:
+                said = "its HTTP address is not known, so it could not be checked afterwards"
+                obstacle = obstacle or said + (": give its gateway as --router" if unit.kind == "closeranks" else "")
+            sides.append(
+                Side(
+                    name=unit.name,
+                    kind=unit.kind,
+                    role=unit.role,
+                    version=versions[unit.name],
+                    group=ends[unit.name].group,
+                    loop=loops.get(unit.name, "stands" if unit.name in blamed else "unknown"),
+                    obstacle=obstacle,
+                )
+            )
+        return Surveyed(tuple(sides), targets, ends)
+
+    def _endpoint(self, unit: EngineSeen) -> Endpoint:
+        """As `endpoint_of`; one of closeranks' whose gateway is not seen here is reached through the router."""
+        end = endpoint_of(unit)
+        if unit.kind != "closeranks":
+            return end
+        url, key = end.url or self._policy.router.rstrip("/"), end.key or self._policy.router_key
+        return msgspec.structs.replace(end, url=url, key=key, supervised=not is_service(unit), own_name=unit.own_name)
+
+    def _find(self, unit: EngineSeen) -> Target:
+        choice = self._choices.get(unit.name, Choice())
+        head = unit.launcher or (unit.procs[0] if unit.procs else None)
+        name, place = (choice.platform, choice.unit) if choice.platform else platform_of(head.pid if head else 0)
+        if unit.kind == "closeranks" and not choice.platform and not is_service(unit):
+            name, place = "supervised", ""
+        remembered = self._remembered.get(unit.name)
+        return self._platforms(name).find(
+            Seen(
+                name=unit.name,
+                processes=_processes(unit),
+                orphaned=unit.launcher is None,
+                unit=choice.unit or place,
+                command=choice.command,
+                remembered=remembered[1] if remembered else None,
+            )
+        )
+
+
+def ending(target: Target, platform: Platform) -> Ending:
+    """What ending and starting this target would come to. Blocking."""
+    tree = []
+    for process in processes.tree(target.processes):
+        line, row = processes.line_of(process.pid), procfs.row(process.pid)
+        tree.append((process.pid, line.ppid if line else 0, redact(row.title if row else "?")[:120]))
+    launch = target.launch
+    detail = ""
+    if launch is not None:
+        output = launch.stderr or "a log in recovery's folder"
+        detail = f"in {launch.cwd}, with its {len(launch.env)} variables, as user {launch.uid}, its output to {output}"
+    return Ending(
+        engine=target.name,
+        platform=target.platform,
+        unit=target.unit,
+        processes=tuple(tree),
+        end=platform.describe(target, "end"),
+        start=platform.describe(target, "start"),
+        detail=detail,
+    )
+
+
+async def _none() -> None:
+    return None
+
+
+def _obstacle(target: Target, everyone: Iterable[Target]) -> str:
+    """Why this target could not be replaced alone, or not at all; empty: it can."""
+    shared = [t.name for t in everyone if target.unit and t.unit == target.unit and t.name != target.name]
+    if shared:
+        return f"{target.unit} runs {', '.join(shared)} too: it cannot be ended alone; say which platform runs each"
+    return target.detail
+
+
+def _processes(unit: EngineSeen) -> tuple[Process, ...]:
+    """As platforms know them: with whether each leads a session, which discovery does not keep."""
+    now = {p.pid: p for p in processes.known(p.pid for p in unit.procs)}
+    return tuple(
+        now[p.pid] if p.pid in now and now[p.pid].start == p.start_time else Process(p.pid, p.start_time)
+        for p in unit.procs
+    )

@@ -1,0 +1,160 @@
+"""Recovery of a real `closeranks serve`: an engine without its gateway, a frozen gateway, a frozen supervisor."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from closeranks.supervise.platforms import processes
+from tests.e2e import tiny
+from tests.e2e.service import Served, serve
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+OUTPUT = 1500
+FLAGS = ("--num-pages", 400, "--threads", 1, "--decode-tp-size", 2)
+BODY = {"model": "default", "prompt": [7, 8, 9, 10] * 5, "temperature": 0, "ignore_eos": True}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serve(tiny.make(tmp_path / "tiny"), *FLAGS, "--port", free_port()) as found:
+        yield found
+
+
+def stream(served: Served, begun: Callable[[], None]) -> list[int]:
+    """The tokens of a stream read to its end; `begun` is called at its first one."""
+    body = {**BODY, "max_tokens": OUTPUT, "stream": True, "return_token_ids": True}
+    request = urllib.request.Request(
+        served.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    ids: list[int] = []
+    with urllib.request.urlopen(request, timeout=240) as answer:
+        for line in answer:
+            if not line.startswith(b"data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            assert "error" not in chunk, chunk
+            if chunk["choices"]:
+                ids = chunk["choices"][0].get("token_ids") or ids
+                begun()
+    return ids
+
+
+def recover(served: Served, tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "closeranks.cli.main", "recover", *words, "--state-dir", str(tmp_path / "state")]
+    command += ["--verdict", "MISSING_PARTICIPANT", "--verify-s", "60", "--ready-s", "120"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def gateway_of(served: Served) -> int:
+    pids = [
+        p for p in served.descendants() if Path(f"/proc/{p}/cmdline").read_bytes().startswith(b"closeranks::gateway")
+    ]
+    assert len(pids) == 1
+    return pids[0]
+
+
+def test_an_engine_is_replaced_under_a_stream_that_goes_on(served: Served, tmp_path: Path) -> None:
+    expected = stream(served, lambda: None)
+    assert len(expected) == OUTPUT
+    decode = f"decode-{served.port}"
+    before = {name: served.pid_of("decode", name) for name in ("leader", "rank0", "rank1")}
+    others = {served.process.pid, gateway_of(served), served.pid_of("prefill", "leader")}
+
+    shown = recover(served, tmp_path, "--engine", decode, "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    assert "platform supervised" in shown.stdout
+    for pid in before.values():
+        assert str(pid) in shown.stdout
+    assert "closeranks::rank decode TP1" in shown.stdout
+    first, _, later = shown.stdout.partition("peers, only if the check before it fails:")
+    assert f" {served.pid_of('prefill', 'leader')} " in later
+    for pid in others:
+        assert f" {pid} " not in first, "it would take more with it"
+
+    begun, got = threading.Event(), list[list[int]]()
+    reading = threading.Thread(target=lambda: got.append(stream(served, begun.set)))
+    reading.start()
+    assert begun.wait(120)
+    ran = recover(served, tmp_path, "--engine", decode, "--act", "--json")
+    outcome = json.loads(ran.stdout)
+    assert outcome["status"] == "recovered", (outcome, served.tail())
+    assert [s["kind"] for s in outcome["steps"]][:2] == ["drain", "drain"]
+    assert reading.is_alive() or got, "the stream ended by an error"
+    reading.join(240)
+    assert got == [expected]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in before.values())
+    assert served.pid_of("decode", "leader") != before["leader"]
+    assert others == {served.process.pid, gateway_of(served), served.pid_of("prefill", "leader")}
+    served.assert_no_residue()
+
+
+def test_the_watch_ends_a_frozen_gateway_and_no_engine(served: Served, tmp_path: Path) -> None:
+    leaders = [served.pid_of(engine, "leader") for engine in ("prefill", "decode")]
+    frozen = gateway_of(served)
+    command = [sys.executable, "-m", "closeranks.cli.main", "watch", "--act", "--json", "--probe", "never"]
+    command += ["--pid", str(served.process.pid), "--verify-s", "60", "--bundle-dir", str(tmp_path / "bundles")]
+    command += ["--state-dir", str(tmp_path / "state")]
+    events: list[dict[str, Any]] = []
+    with (
+        (tmp_path / "watch.log").open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as watch,
+    ):
+        assert watch.stdout is not None
+        wait_said(tmp_path / "watch.log", '"phase": "healthy"', 2)
+        os.kill(frozen, signal.SIGSTOP)
+        for line in watch.stdout:
+            events.append(json.loads(line))
+            if events[-1]["event"] == "recovery":
+                break
+        watch.send_signal(signal.SIGTERM)
+        watch.communicate(timeout=90)
+    assert events[-1]["status"] == "recovered", events
+    assert any(e["event"] == "incident" and "gateway" in e["why"][0] for e in events)
+    assert gateway_of(served) != frozen
+    assert [served.pid_of(engine, "leader") for engine in ("prefill", "decode")] == leaders
+    assert served.post("/v1/completions", {**BODY, "max_tokens": 5})["usage"]["completion_tokens"] == 5
+
+
+def wait_said(log: Path, text: str, times: int) -> None:
+    until = time.monotonic() + 120
+    while log.read_text().count(text) < times:
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.2)
+
+
+def test_a_service_whose_supervisor_is_frozen_is_started_anew(served: Served, tmp_path: Path) -> None:
+    decode = f"decode-{served.port}"
+    old = served.descendants()
+    os.kill(served.process.pid, signal.SIGSTOP)
+    shown = recover(served, tmp_path, "--engine", decode, "--dry-run")
+    assert f"service-{served.port}: platform plain" in shown.stdout, shown
+    assert "-m closeranks.cli.main serve" in shown.stdout
+    assert all(str(pid) in shown.stdout for pid in old)
+    try:
+        ran = recover(served, tmp_path, "--engine", decode, "--act", "--json")
+        outcome = json.loads(ran.stdout)
+        assert outcome["status"] == "recovered", (outcome, served.tail())
+        assert [s["engine"] for s in outcome["steps"] if s["kind"] == "end"] == [f"service-{served.port}"]
+        served.process.wait(10)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in old)
+        assert served.post("/v1/completions", {**BODY, "max_tokens": 5})["usage"]["completion_tokens"] == 5
+    finally:
+        for taken in (tmp_path / "state").glob("*.taken"):
+            started = processes.known([int(taken.read_text().split()[0])])
+            processes.end(started, 30)
