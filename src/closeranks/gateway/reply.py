@@ -66,9 +66,6 @@ class Reply:
     """The client left."""
     written: float = 0.0
     """When something was last written to the client."""
-    blocked_since: float | None = None
-    """Since when a write has been waiting for the client."""
-    transport: asyncio.Transport | None = None
     ready: list[bytes] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _open: int = 0

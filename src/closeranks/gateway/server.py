@@ -7,25 +7,42 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import structlog
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from closeranks.gateway.errors import Invalid, Slow, TooLarge
+from closeranks.gateway.errors import ApiError, Invalid, Slow, TooLarge
 from closeranks.gateway.settings import Settings
 
 LINGER_S = 3.0
 """How long a request that has been answered may go on sending its body."""
+PIPELINED = 16
+"""Requests that may wait behind the one being answered before their connection is not read any more."""
+
+log = structlog.get_logger()
 
 
 def protocol(settings: Settings) -> type[HttpToolsProtocol]:
     """The connection class for these limits."""
 
     class Protocol(HttpToolsProtocol):
-        """Armed with a timer while headers are incomplete, and while an answered request still sends its body."""
+        """Armed with a timer while headers are incomplete, while an answered request still sends its body, and while
+        bytes wait for a client that does not take them.
+
+        uvicorn queues pipelined requests but forgets the one that it answers: `_running` is that one. Its client's
+        end must reach it, and what is wrong with a later request is said after its answer, not into it.
+        """
 
         _timer: asyncio.TimerHandle | None = None
         _in_headers = False
         _header_bytes = 0
+        _running: RequestResponseCycle | None = None
+        _refusal: ApiError | None = None
+        """Due after the answers that are under way; what the client sends meanwhile is thrown away."""
+        _stuck: asyncio.TimerHandle | None = None
+        _unsent = 0
+
+        # ---- in
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -33,9 +50,16 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._disarm()
+            self._taken()
             super().connection_lost(exc)
+            self.pipeline.clear()
+            if self._answering is not None:
+                self._answering.disconnected = True
+                self._answering.message_event.set()
 
         def data_received(self, data: bytes) -> None:
+            if self._refusal is not None:
+                return
             begun = self._in_headers
             super().data_received(data)
             if self._in_headers:
@@ -43,10 +67,11 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
                 if self._header_bytes > settings.max_header_bytes:
                     said = f"request line and headers exceed {settings.max_header_bytes} bytes"
                     self._refuse(TooLarge(said, status=431, code="headers_too_large"))
+            elif self._timer is None and self._answering is None and not self.transport.is_closing():
+                self._wait_for_more()  # the end of a body that was not wanted, or empty lines between requests
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self.scope["state"]["transport"] = self.transport  # to cut off a client that takes nothing
             self._in_headers = True
             self._arm(settings.header_timeout_s, self._slow_headers)
 
@@ -55,17 +80,13 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
             self._header_bytes = 0
             self._disarm()
             super().on_headers_complete()
+            if 0 < len(self.pipeline) <= PIPELINED:
+                self.flow.resume_reading()  # else nobody sees the client leave
 
         def on_message_complete(self) -> None:
             super().on_message_complete()
             if self.cycle.response_complete:
                 self._disarm()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self.cycle.more_body and not self.transport.is_closing():
-                self._unset_keepalive_if_required()
-                self._arm(LINGER_S, self.transport.abort)
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(Invalid(msg, code="invalid_http"))
@@ -76,13 +97,90 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
             else:
                 self.transport.abort()  # connected and never spoke
 
-        def _refuse(self, error: Any) -> None:
+        # ---- out
+
+        @property
+        def _answering(self) -> RequestResponseCycle | None:
+            running = self._running
+            return None if running is None or running.response_complete else running
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+            self._running = cycle
+            super()._start_asgi_task(cycle, app)
+
+        def on_response_complete(self) -> None:
+            done = self._running
+            super().on_response_complete()
+            if self.transport.is_closing():
+                self._watch_unsent()
+            elif self._refusal is not None and self._answering is None:
+                self._refuse(self._refusal)
+            elif done is self.cycle and done is not None and done.more_body:
+                self._unset_keepalive_if_required()
+                self._arm(LINGER_S, self.transport.abort)
+
+        def _refuse(self, error: ApiError) -> None:
+            """Say what is wrong with what the client sends, and close."""
             if self.transport.is_closing():
                 return
-            body = error.body()
-            head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+            running = self._answering
+            if running is not None and not (running is self.cycle and running.more_body):
+                self._refusal = self._refusal or error  # it is a later request that is wrong
+                return
+            if running is None or not running.response_started:
+                body = error.body()
+                head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+                self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
             self.transport.close()
+            self._watch_unsent()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._watch_unsent()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._taken()
+            if self.transport.is_closing():
+                self._watch_unsent()
+
+        def timeout_keep_alive_handler(self) -> None:
+            if self.flow.write_paused:
+                self._wait_for_more()  # it still takes its answer
+                return
+            super().timeout_keep_alive_handler()
+            self._watch_unsent()
+
+        def _watch_unsent(self) -> None:
+            """While writing is paused or the connection closes nothing is added: bytes that do not get fewer are bytes
+            that the client does not take. Closing alone would wait for it, holding them, for ever.
+            """
+            self._taken()
+            self._unsent = self.transport.get_write_buffer_size()
+            if self._unsent:
+                self._stuck = self.loop.call_later(settings.write_timeout_s, self._look_unsent)
+
+        def _look_unsent(self) -> None:
+            if self.transport.get_write_buffer_size() < self._unsent:
+                self._watch_unsent()
+                return
+            seconds = settings.write_timeout_s
+            log.warning("client takes nothing, cut off", client=self.client, unsent=self._unsent, seconds=seconds)
+            self.transport.abort()
+
+        def _taken(self) -> None:
+            if self._stuck is not None:
+                self._stuck.cancel()
+                self._stuck = None
+
+        # ---- timers
+
+        def _wait_for_more(self) -> None:
+            """For a next request, or the client's end."""
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
         def _arm(self, seconds: float, then: Callable[[], None]) -> None:
             self._disarm()

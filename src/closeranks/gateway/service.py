@@ -280,11 +280,7 @@ class Gateway:
             self._resumed = sum(counts.values())
 
     def _tend(self, reply: Reply, now: float) -> None:
-        """Keep a silent stream open, and cut off a client that takes nothing."""
-        if reply.blocked_since is not None:
-            if now - reply.blocked_since > self.settings.write_timeout_s and reply.transport is not None:
-                log.warning("client takes nothing, cut off", rid=reply.rid, seconds=self.settings.write_timeout_s)
-                reply.transport.abort()
-        elif reply.streams and not reply.ready and now - reply.written >= self.settings.comment_interval_s:
+        """Keep a silent stream open."""
+        if reply.streams and not reply.ready and now - reply.written >= self.settings.comment_interval_s:
             reply.written = now
             reply.comment(b"waiting")

@@ -35,7 +35,7 @@ class Refusal(Response):
 
 
 class ReplyResponse(Response):
-    """Sends a `Reply`. `clock`: for write time-outs; `closed(status)` is called once, however it ends.
+    """Sends a `Reply`. `clock`: for the time of the last write; `closed(status)` is called once, however it ends.
 
     The status line waits for the first event, comment or error, so that a refusal has its own status even where a
     stream was asked for.
@@ -49,7 +49,6 @@ class ReplyResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = self._reply
-        reply.transport = scope.get("state", {}).get("transport")
         watch = asyncio.create_task(_until_gone(receive, reply))
         status = 499  # as nginx logs a client that left
         try:
@@ -99,9 +98,8 @@ class ReplyResponse(Response):
             data = reply.take()
             if data or done:
                 message: Message = {"type": "http.response.body", "body": data, "more_body": not done}
-                reply.blocked_since = reply.written = self._clock()
+                reply.written = self._clock()
                 await send(message)
-                reply.blocked_since = None
             if done:
                 return
             await reply.wake.wait()

@@ -1,0 +1,156 @@
+"""One connection's life: pipelined requests, clients that leave, do not read, or stay without a word."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from .client import Raw, call, chat
+from .conftest import Running, gateway, wait_for
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TOKEN = b'"delta":{"content":'
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def _impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("gw")
+    with gateway(folder, header_timeout_s=1.0, write_timeout_s=0.5, keep_alive_s=1.0) as running:
+        yield running
+
+
+@pytest.fixture
+def impatient(_impatient: Running) -> Running:
+    _impatient.leader.reset()
+    return _impatient
+
+
+def post(body: object, path: str = CHAT) -> bytes:
+    data = json.dumps(body).encode()
+    return b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(data), data)
+
+
+def connections(running: Running) -> int:
+    """Sockets that the gateway holds open towards clients, this test's own look included."""
+    held = {os.readlink(f"/proc/{running.process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{running.process.pid}/fd")}
+    with open(f"/proc/{running.process.pid}/net/tcp") as table:
+        rows = [line.split() for line in table][1:]
+    here = f":{running.port:04X}"
+    return sum(row[1].endswith(here) and row[3] != "0A" and f"socket:[{row[9]}]" in held for row in rows)
+
+
+def test_pipelined_requests_are_answered_in_their_order(impatient: Running) -> None:
+    raw = Raw(impatient.port)
+    raw.send(post(chat(max_tokens=3, rid="one")) + HEALTH + post(chat(max_tokens=2, rid="two", stream=True)))
+    answer = raw.read_until(b"[DONE]")
+    assert answer.index(b"chatcmpl-one") < answer.index(b'"ok":true') < answer.index(b"chatcmpl-two")
+    raw.close()
+
+
+@pytest.mark.slow
+def test_a_pipelined_request_whose_body_comes_late_is_answered_whole(impatient: Running) -> None:
+    impatient.leader.step_s = 0.02
+    first, second = post(chat(max_tokens=5, stream=True)), post(chat(max_tokens=200, stream=True))
+    raw = Raw(impatient.port)
+    raw.send(first + second[:-10])
+    raw.read_until(b"[DONE]")
+    raw.send(second[-10:])
+    assert raw.read_until(b"[DONE]").count(TOKEN) == 200
+    raw.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_with_requests_in_the_pipeline_has_the_running_one_aborted(
+    impatient: Running, stream: bool
+) -> None:
+    impatient.leader.step_s = 0.05
+    raw = Raw(impatient.port)
+    raw.send(post(chat(max_tokens=400, stream=stream)) + HEALTH + post(chat(max_tokens=400)))
+    wait_for(lambda: impatient.leader.submits)
+    raw.close()
+    wait_for(lambda: impatient.leader.aborts, 5)
+    time.sleep(0.2)
+    assert len(impatient.leader.submits) == 1, "what was never begun stays undone"
+
+
+@pytest.mark.parametrize(
+    ("junk", "status"), [(b"\x16\x03\x01 what\r\n\r\n", b" 400 "), (b"GET /hea", b" 408 "), (b"GET /", b" 431 ")]
+)
+def test_what_is_wrong_with_a_later_request_is_said_after_the_answer(
+    impatient: Running, junk: bytes, status: bytes
+) -> None:
+    impatient.leader.step_s = 0.01
+    raw = Raw(impatient.port)
+    raw.send(post(chat(max_tokens=150, stream=True)))
+    raw.read_until(TOKEN)
+    raw.send(junk)
+    if status == b" 431 ":
+        for _ in range(100):
+            raw.send(b"x" * 1000)
+    answer = raw.read_all()
+    stream, end, refusal = answer.partition(b"0\r\n\r\n")
+    assert end, answer[-300:]
+    assert stream.rstrip().endswith(b"[DONE]")
+    assert refusal.count(b"HTTP/1.1") == 1
+    assert status in refusal.split(b"\r\n")[0]
+    raw.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
+def test_a_client_that_never_reads_its_answer_holds_nothing_for_long(
+    impatient: Running, stream: bool, close: bytes
+) -> None:
+    impatient.leader.script = lambda submit: [5] * 400
+    impatient.leader.step_s = 0.0005
+    before = connections(impatient)
+    raw = Raw(impatient.port)
+    raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    body = {"prompt": "hi", "n": 100, "max_tokens": 400, "logprobs": 20, "stream": stream, "rid": "r" * 100}
+    raw.send(post(body, COMPLETIONS).replace(b"host: x\r\n", b"host: x\r\n" + close))
+    wait_for(lambda: impatient.leader.submits)
+    wait_for(lambda: call(impatient.url + "/server_info")[2]["open_requests"] == 0)
+    wait_for(lambda: connections(impatient) == before, 15)
+    raw.close()
+
+
+@pytest.mark.slow
+def test_a_client_that_reads_slowly_gets_everything(impatient: Running) -> None:
+    """Longer than the time-out of writes in all, never without a byte for so long."""
+    raw = Raw(impatient.port)
+    raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.send(post({"prompt": "hello " * 30_000}, "/tokenize"))
+    got = 0
+    while True:
+        piece = raw.socket.recv(30_000)
+        got += len(piece)
+        time.sleep(0.002)
+        if not piece or piece.endswith(b"}"):
+            break
+    assert got > 150_000
+    raw.close()
+
+
+@pytest.mark.parametrize("last", [b"\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc"])
+def test_a_connection_that_stays_without_a_request_is_closed(impatient: Running, last: bytes) -> None:
+    raw = Raw(impatient.port)
+    raw.send(HEALTH)
+    raw.read_until(b"}")
+    raw.send(last)
+    raw.read_all()
+    raw.close()
+
+
+def test_a_connection_is_closed_when_it_stays_idle_after_a_body_that_nobody_wanted(impatient: Running) -> None:
+    raw = Raw(impatient.port)
+    raw.send(b"POST /v1/nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nab")
+    assert b" 404 " in raw.read_until(b"}}").split(b"\r\n")[0]
+    raw.send(b"cde")
+    raw.send(HEALTH)
+    assert raw.read_all().count(b"HTTP/1.1 200") == 1
+    raw.close()
