@@ -117,6 +117,18 @@ def test_all_processes_gone_is_confirmed_only_when_nothing_said_so_and_nothing_c
         assert "confirmed" not in phases[:25]
 
 
+def test_the_last_words_of_an_engine_that_is_gone_are_heard() -> None:
+    """Between the end of its processes and the next reading of its log it may have been taken off the list."""
+    film = Film()
+    film.looks(5)
+    memory, said = film.memory, {"ready": True, "ending": True, "paused": False, "updating": False}
+    for n in range(60):
+        at = film.at + 1 + n
+        log: Any = {"log": {NAME: {**said, "at": at}}} if n < 5 else {}
+        memory = step(memory, Snapshot(at, 0.0, (), log), DEFAULT)
+        assert memory.states[NAME].phase == "excluded"
+
+
 def test_a_raised_error_confirms_alone() -> None:
     film = Film()
     film.looks(3)

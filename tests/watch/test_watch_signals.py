@@ -177,6 +177,19 @@ def test_a_log_is_followed_over_cuts_and_rotation(tmp_path: Path) -> None:
         log.look()
 
 
+def test_the_log_of_an_engine_that_is_gone_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    path.write_text("2026-11-30 [info     ] engine is ready\n")
+    seen = EngineSeen("decode", "closeranks", "decode", None, engine().procs, logs=(str(path),))
+    signal = LogSignal()
+    signal.read_now([seen])
+    with path.open("a") as file:
+        file.write("2026-11-30 [info     ] rank stopped   rank=0\n")
+    found = signal.read_now([])
+    assert isinstance(found["decode"], dict)
+    assert found["decode"]["ending"] is True
+
+
 def test_logs_that_cannot_be_read_are_blind(tmp_path: Path) -> None:
     found = LogSignal({NAME: str(tmp_path / "none")}).read_now([engine()])
     assert isinstance(found[NAME], Blind)

@@ -76,7 +76,11 @@ def step(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> Memory
         made = _state(engine.name, phase, why, before, snapshot.at, view.blind())
         states[engine.name] = msgspec.structs.replace(made, proof=own.proof and phase == "confirmed")
     for name, old in memory.past.items():
-        if name not in past and (left := _gone(old, memory.states.get(name), snapshot.at, limits)) is not None:
+        if name in past:
+            continue
+        said = View(old.engine, snapshot, tracks, memory.states).says("log", "ending")  # its last words
+        old = msgspec.structs.replace(old, ended=old.ended if old.ended is not None or not said else snapshot.at)
+        if (left := _gone(old, memory.states.get(name), snapshot.at, limits)) is not None:
             past[name], states[name] = old, left
     return Memory(snapshot.at, tracks, past, states)
 

@@ -14,6 +14,8 @@ from closeranks.watch.snapshot import Blind, EngineSeen, Values
 from closeranks.watch.snapshot import Signal as SignalName
 
 FIRST_BYTES = 1 << 20
+LEFT_S = 60.0
+"""The log of an engine that is gone is read for so long: its last words say whether that was wanted."""
 LOOK_BYTES = 4 << 20
 """Read at most so much at a look; what a flood wrote beyond it is skipped and said."""
 
@@ -24,7 +26,8 @@ _READY = (
     b"throughput (token/s)",
     b"Avg generation throughput",
 )
-_ENDS = (b"SIGTERM received", b"Gracefully exiting", b"INFO:     Shutting down", b"Waiting for application shutdown")
+_ENDS = (b"SIGTERM received", b"Gracefully exiting", b"INFO:     Shutting down", b"Waiting for application shutdown",
+         b"rank stopped")  # fmt: skip
 _PAUSES = (b"Generation paused by pause_generation", b"/pause_generation HTTP", b"POST /pause HTTP", b"POST /sleep")
 _RESUMES = (b"Generation continued", b"/continue_generation HTTP", b"POST /resume HTTP", b"POST /wake_up")
 _UPDATES = (b"update_weights_from", b"Update engine weights", b"release_memory_occupation")
@@ -152,6 +155,7 @@ class LogSignal:
     def __init__(self, given: dict[str, str] | None = None) -> None:
         self._given = given or {}
         self._followed: dict[str, tuple[object, Followed]] = {}
+        self._seen: dict[str, float] = {}
 
     def paths(self, engine: EngineSeen) -> tuple[str, ...]:
         """The log files of an engine: given by flag, else those behind its standard output and error."""
@@ -179,10 +183,17 @@ class LogSignal:
                 old[1].begin()
                 old = (life, old[1])
             self._followed[engine.name] = old
-            try:
-                old[1].look()
-            except OSError as error:
-                found[engine.name] = Blind(f"{error.filename or 'its log'}: {error.strerror}")
-                continue
-            found[engine.name] = old[1].values()
+            self._seen[engine.name] = time.monotonic()
+            found[engine.name] = _look(old[1])
+        for name in self._followed.keys() - {e.name for e in engines}:
+            if time.monotonic() - self._seen[name] < LEFT_S:
+                found[name] = _look(self._followed[name][1])
         return found
+
+
+def _look(followed: Followed) -> Values | Blind:
+    try:
+        followed.look()
+    except OSError as error:
+        return Blind(f"{error.filename or 'its log'}: {error.strerror}")
+    return followed.values()
