@@ -4,9 +4,11 @@
     python bench/codec_cost.py [--quick] [--json]
 
 Measured for closeranks and, where `deepseek-recipe` is installed (`pip install closeranks[recipe]`), for it: string
-arguments (a source file with angle brackets and newlines), prose without markup, and a JSON array as an argument (which
-the peer passes on unchecked). A figure is the median of its rounds in CPU time. Memory is the growth of Python's heap
-(tracemalloc) over the stream, for a decoder whose events are thrown away. With --json the last line printed is JSON.
+arguments (a source file with angle brackets and newlines), prose without markup, and JSON as an argument (which the
+peer passes on unchecked): an array of objects, and one of short numbers, where every delta holds several tokens. A
+figure is the median of its rounds in CPU time; the two take turns, and the ratio is the median of the rounds' ratios.
+Memory is the growth of Python's heap (tracemalloc) over the stream, for a decoder whose events are thrown away. With
+--json the last line printed is JSON.
 """
 
 import argparse
@@ -25,8 +27,15 @@ SIZES = {"1 KB": 1024, "16 KB": 16 * 1024, "128 KB": 128 * 1024, "1 MB": 1024 * 
 SOURCE = "def f(x: int) -> int:\n    return x << 2 if x < 10 else x  # <b>not</b> markup\n"
 PROSE = "The quick brown fox jumps over the lazy dog, 7 times; then it rests. "
 ITEMS = '{"step": "write code", "ratio": 0.25, "done": false}, '
+NUMBERS = "12,3,456,7,8.5,"
 OPENED = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="write">\n<｜DSML｜parameter name="text" string="{}">'
-KINDS = {"string": (OPENED.format("true"), SOURCE), "prose": ("", PROSE), "json": (OPENED.format("false") + "[", ITEMS)}
+ARRAY = OPENED.format("false") + "["
+KINDS = {
+    "string": (OPENED.format("true"), SOURCE),
+    "prose": ("", PROSE),
+    "json": (ARRAY, ITEMS),
+    "dense": (ARRAY, NUMBERS),
+}
 
 Feed = Callable[[str], Any]
 
@@ -62,21 +71,21 @@ def deltas(kind: str, size: int, width: int) -> list[str]:
     return [text[i : i + width] for i in range(0, size, width)]
 
 
-def per_delta(make: Callable[[], Feed | None], kind: str, pieces: list[str], rounds: int) -> float:
-    """Median microseconds per delta."""
-    taken = []
-    for _ in range(rounds):
-        feed = make()
-        assert feed is not None
+def per_delta(make: Callable[[], Feed | None], kind: str, pieces: list[str]) -> float:
+    """Microseconds per delta, over as many streams as take a while."""
+    streams = max(1, 4096 // len(pieces))
+    feeds = [feed for _ in range(streams) if (feed := make()) is not None]
+    for feed in feeds:
         feed(KINDS[kind][0])
-        gc.collect()
-        gc.disable()
-        start = time.process_time_ns()
+    gc.collect()
+    gc.disable()
+    start = time.process_time_ns()
+    for feed in feeds:
         for piece in pieces:
             feed(piece)
-        taken.append((time.process_time_ns() - start) / len(pieces) / 1000)
-        gc.enable()
-    return statistics.median(taken)
+    taken = (time.process_time_ns() - start) / len(pieces) / streams / 1000
+    gc.enable()
+    return taken
 
 
 def growth(kind: str, pieces: list[str]) -> float:
@@ -108,13 +117,18 @@ def main() -> int:
         for width in (1, 4):
             for name, size in sizes.items():
                 pieces = deltas(kind, size, width)
-                rounds = max(3, min(25, 200_000 // len(pieces)))
-                mine = per_delta(ours, kind, pieces, rounds)
-                theirs = per_delta(recipe, kind, pieces, rounds) if peer else None
+                rounds = max(3, min(15, 200_000 // len(pieces)))
+                taken = [
+                    (per_delta(ours, kind, pieces), per_delta(recipe, kind, pieces) if peer else 0.0)
+                    for _ in range(rounds)
+                ]
+                mine, theirs = (statistics.median(column) for column in zip(*taken, strict=True))
+                ratio = statistics.median(a / b for a, b in taken) if peer else None
                 row = {"kind": kind, "size": name, "width": width, "us": round(mine, 2)}
-                row |= {"recipe_us": theirs and round(theirs, 2), "heap_kb": round(growth(kind, pieces[:100_000]), 1)}
+                row |= {"recipe_us": round(theirs, 2) if peer else None, "ratio": ratio and round(ratio, 2)}
+                row["heap_kb"] = round(growth(kind, pieces[:100_000]), 1)
                 rows.append(row)
-                shown = f"{theirs:>9.2f}{mine / theirs:>7.2f}" if theirs else f"{'-':>9}{'-':>7}"
+                shown = f"{theirs:>9.2f}{ratio:>7.2f}" if ratio else f"{'-':>9}{'-':>7}"
                 print(f"{kind:<10}{name:>8}{width:>13}{mine:>10.2f}{shown}{row['heap_kb']:>9.1f}", flush=True)
     for kind in KINDS:
         for width in (1, 4):

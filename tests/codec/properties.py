@@ -25,7 +25,7 @@ from closeranks.codec import (
     merge,
 )
 from closeranks.codec.envelope import WHOLE_LIMIT
-from closeranks.codec.jsonstream import MAX_SCALAR
+from closeranks.codec.jsonstream import MAX_PENDING, MAX_SCALAR
 from closeranks.codec.lexicon import HEAD_LIMIT, LOOKAHEAD_LIMIT, TAG_LIMIT, lexicon_of
 from closeranks.codec.machine import CHAIN_LIMIT, JUNK_LIMIT
 from closeranks.codec.quoting import Quoting
@@ -39,8 +39,8 @@ BOUNDS = {
     State.BLOCK: _PROSE + _MARKER + 16 + JUNK_LIMIT,
     State.INVOKE: _PROSE + _MARKER,
     State.STRING: _PROSE + _MARKER,
-    State.JSON: _PROSE + _MARKER + 3 * MAX_SCALAR,
-    State.BODY: _PROSE + _MARKER + 3 * MAX_SCALAR,
+    State.JSON: _PROSE + _MARKER + MAX_PENDING + MAX_SCALAR,
+    State.BODY: _PROSE + _MARKER + MAX_PENDING + MAX_SCALAR,
     State.ENVELOPE: _PROSE + _MARKER + WHOLE_LIMIT,
 }
 

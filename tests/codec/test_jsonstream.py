@@ -49,6 +49,21 @@ def test_json_passes_as_it_is(value: Any, indent: int | None, separators: tuple[
     assert not stream.broken
 
 
+PARTS = st.sampled_from(["\x00", "\t", "\n", "\x1f", "\\d", "\\x", "x", "é", ", ", "{", "1"])
+TEXTS = st.lists(PARTS, max_size=6).map("".join)
+
+
+@given(st.dictionaries(TEXTS, TEXTS, min_size=1, max_size=3), st.randoms())
+@settings(max_examples=200, deadline=None)
+def test_what_strings_may_not_hold_is_escaped_in_its_place(value: dict[str, str], cuts: random.Random) -> None:
+    """Raw control characters, and backslashes that begin no escape."""
+    text = ", ".join(f'"{key}": "{inside}"' for key, inside in value.items())
+    sent, rejected, stream = run(f"{{{text}}}", cuts)
+    assert json.loads(sent) == value
+    assert not rejected
+    assert stream.complete
+
+
 PLACES = [
     "[1,{}2]",
     "[1{},2]",
@@ -71,6 +86,7 @@ def test_limits_do_not_depend_on_the_cuts(length: int) -> None:
         f'{{"{"k" * length}": 1}}',
         f'{{"a": 1, "{"k" * (length - 1)}\\n": 1}}',
     ]
+    long += [f'{{"a": 1, "{"k" * (length + by)}\x00\n{"k" * more}": 1}}' for by in (-6, -1) for more in (0, 2)]
     long += [f'{{"a": 1, "{"k" * length}\\u12', f'{{"a": 1,{" " * (length // 2)}"{"k" * (length // 2)}" : 2}}']
     for text in long:
         whole = run(text, None)[:2]

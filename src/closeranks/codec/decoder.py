@@ -15,7 +15,7 @@ from closeranks.codec.policy import DEFAULT, Policy
 from closeranks.codec.values import Values
 
 # looking up a member costs as much as the rest of a decision
-_STRING, _JSON, _CONTENT, _REASONING = State.STRING, State.JSON, State.CONTENT, State.REASONING
+_STRING, _CONTENT, _REASONING = State.STRING, State.CONTENT, State.REASONING
 
 PIECE = 4096  # longer input is taken in pieces of this size, which bounds every copy of the buffer
 
@@ -39,7 +39,7 @@ class Decoder(Values):
         CONTENT, REASONING, AFTER   PROSE = NEWLINES + CHAIN_LIMIT + max(MARKER, LOOKAHEAD_LIMIT)
         BLOCK                       PROSE (until its first invoke) + LEAD_LIMIT + JUNK_LIMIT + 2 * MARKER
         INVOKE, STRING              PROSE (the same) + 2 * MARKER
-        JSON, BODY                  the same + 3 * MAX_SCALAR: white space, a key, a number or word
+        JSON, BODY                  the same + MAX_PENDING + MAX_SCALAR: white space and a key, a number or word
         ENVELOPE                    the same + envelope.WHOLE_LIMIT, or HEAD_LIMIT where the name comes first
 
     In practice a delta of prose or of a value leaves at once unless it ends in `<`, a bar or a newline.
@@ -72,16 +72,26 @@ class Decoder(Values):
 
     def feed(self, data: str | bytes | bytearray | Sequence[int]) -> list[Event]:
         """Take the next piece of output; return what it makes certain."""
-        if self._plain_text and type(data) is str:
+        plain = self._plain_text and type(data) is str
+        if plain:
             self._taken = True
-            if not self._buffer and data:
-                fast = self._fast(data)
-                if fast is not None:
-                    return fast
-            return self._take(clean(data))
-        if self._closed:
+            text: str = data  # type: ignore[assignment]
+        elif self._closed:
             raise ValueError("feed after close: a decoder decodes one turn")
-        return self._feed_other(data)
+        else:
+            text = self._text_of(data)
+        if text and not self._buffer:
+            calls = self._calls
+            if (value := calls.direct) is not None and self._value_suspect(text) is None:
+                sent = value.feed(text)
+                out: list[Event] = [ToolCallArguments(calls.index, sent)] if sent else []
+                if value.rejected:
+                    out.append(Discarded(value.rejected, "malformed_json", "value"))
+                return out
+            fast = self._fast(text)
+            if fast is not None:
+                return fast
+        return self._take(clean(text) if plain else text)
 
     def close(self, finish_reason: str | None = "stop") -> list[Event]:
         """The output is over; return what that makes certain. Closing again returns nothing.
@@ -117,9 +127,8 @@ class Decoder(Values):
         kept = (self._buffer, self._carry, self._held, self._opener, self._joint)
         return sum(map(len, kept)) + self._calls.held
 
-    def _feed_other(self, data: Any) -> list[Event]:
-        """Bytes and token ids, and text around them."""
-        text = ""
+    def _text_of(self, data: Any) -> str:
+        """The text of bytes or token ids, or of text beside bytes."""
         if isinstance(data, (str, bytes, bytearray, memoryview)):
             if self._tokens is not None:
                 raise TypeError(f"{type(data).__name__} fed after token ids: one decoder takes text or ids")
@@ -127,23 +136,16 @@ class Decoder(Values):
                 self._bytes = Bytes()
                 self._plain_text = False
             if not isinstance(data, str):
-                text = self._bytes.text(bytes(data))
-            else:
-                text = self._bytes.text(b"", final=True) + clean(data)
-        elif not isinstance(data, Iterable):
+                return self._bytes.text(bytes(data))
+            return self._bytes.text(b"", final=True) + clean(data)
+        if not isinstance(data, Iterable):
             raise TypeError(f"feed takes text, bytes or token ids, not {type(data).__name__}")
-        elif self._tokens is None and self._taken:
-            raise TypeError("token ids fed after text: one decoder takes text or ids")
-        else:
-            if self._tokens is None:
-                self._tokens = self._read_by_identity()
-                self._plain_text = False
-            text = self._tokens.text([int(token) for token in data])
-        if text and not self._buffer:
-            fast = self._fast(text)
-            if fast is not None:
-                return fast
-        return self._take(text)
+        if self._tokens is None:
+            if self._taken:
+                raise TypeError("token ids fed after text: one decoder takes text or ids")
+            self._tokens = self._read_by_identity()
+            self._plain_text = False
+        return self._tokens.text([int(token) for token in data])
 
     def _read_by_identity(self) -> Tokens:
         """Switch to token ids: where the dialect's own marker is an added token, only added tokens are markup."""
@@ -174,12 +176,6 @@ class Decoder(Values):
                 self._quoting[state].plain(data)
                 self._tail = ""
                 return [Content(data) if state is _CONTENT else Reasoning(data)]
-        elif state is _JSON and (value := self._calls.direct) is not None and self._value_suspect(data) is None:
-            sent = value.feed(data)
-            out: list[Event] = [ToolCallArguments(self._calls.index, sent)] if sent else []
-            if value.rejected:
-                out.append(Discarded(value.rejected, "malformed_json", "value"))
-            return out
         elif state in VALUES and self._value_suspect(data) is None:
             self._out = self._calls.out = []
             self._value(data)

@@ -18,23 +18,26 @@ import re
 from json.encoder import encode_basestring
 
 MAX_DEPTH = 128  # deeper nesting breaks the value: most JSON readers recurse
-MAX_PENDING = 2048  # most white space and key that wait for a value
-MAX_SCALAR = 1024  # longest held number, word or key; many readers refuse integers of more than 4300 digits
+MAX_PENDING = 1024  # most white space and key that wait for a value
+MAX_SCALAR = 1024  # longest held number or word; many readers refuse integers of more than 4300 digits
 
 _SPACES = frozenset(" \t\n\r")
-_OPENERS = frozenset("{[")
+_CLOSERS = {"{": "}", "[": "]"}
 _KEYS = frozenset({"key", "first_key"})
 _VALUES = frozenset({"value", "first"})
-_QUOTED = _KEYS | _VALUES
+_EMPTY = frozenset({"first", "first_key"})
 _SPACE = re.compile(r"[ \t\n\r]*")
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_scalar = re.compile(rf"(?:{_NUMBER.pattern}|true|false|null)(?![A-Za-z0-9+\-.])").match
-_LONE_WORD = re.compile(r"[ \t\n\r]*[A-Za-z0-9+\-.]*[ \t\n\r]*")
-_WORD = re.compile(r"[A-Za-z0-9+\-.]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+")
+_WORD = re.compile(r"[A-Za-z0-9+\-.]*+")
+_LONE_WORD = re.compile(rf"[ \t\n\r]*+{_WORD.pattern}[ \t\n\r]*+")
+# a whole number or word (group 1), or one that may go on after the text
+_scalar = re.compile(rf"((?>{_NUMBER.pattern}|true|false|null)(?![A-Za-z0-9+\-.]))|[A-Za-z0-9+\-.]++\Z").match
 _special = re.compile(r'["\\\x00-\x1f]').search
-_SPAN = re.compile(r'[^"\\\x00-\x1f]*')
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})')
-_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+# the inside of a string as long as it is JSON: text, escapes, pairs of surrogates
+_INSIDE = re.compile(
+    r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*+"
+)
 _HALF = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _ESCAPE_BEGUN = re.compile(
     r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?)?)?\Z"
@@ -69,7 +72,6 @@ class JsonStream:
     __slots__ = (
         "_expect",
         "_held",
-        "_key",
         "_pending",
         "_sent",
         "_stack",
@@ -86,7 +88,7 @@ class JsonStream:
     #   key, first_key    a key; in `first_key` also "}"
     #   string, key_string  the inside of one
     #   colon, next       ":"; "," or a closer
-    #   done              nothing
+    #   done, raw         nothing; anything, since all is sent as a string
 
     def __init__(self) -> None:
         self.complete = False  # the value is whole
@@ -97,39 +99,135 @@ class JsonStream:
         self._expect = "start"
         self._held = ""  # begun input: a word or an escape that may go on
         self._pending = ""  # accepted output that waits for a value: separators, keys, the first bracket
-        self._key = ""  # the key being read
         self._sent = False
         self._stack: list[str] = []
 
     @property
     def unread(self) -> str:
         """Text that was taken and has neither left nor been rejected."""
-        key = f'"{self._key}' if self._expect == "key_string" else ""
-        return self._pending + key + self._held
+        return self._pending + self._held
 
-    def feed(self, text: str) -> str:
-        """Take the next piece; return what can be sent."""
+    def feed(self, text: str, final: bool = False) -> str:
+        """Take the next piece (if `final`, the last); return what can be sent.
+
+        JSON passes as it is: `text[start:safe]` can leave, `text[safe:at]` waits for a value. Where text waits from
+        before, `safe` begins that far before `start`, so that `at - safe` is what waits in all. What passes changed, or
+        not at all, or is seldom, is left to `_odd` and `_token`.
+        """
         self.rejected = ""
-        if self._expect == "string" and not self._held and _SPAN.fullmatch(text):
-            return text
-        if self.raw:
+        out: list[str] = []
+        if self._held:
+            text, self._held = self._held + text, ""
+        at, end = 0, len(text)
+        expect, stack = self._expect, self._stack
+        if expect == "start":
+            at = self._start(text, final, out)
+            if at < 0:
+                return "".join(out)
+            expect = self._expect
+        elif expect == "raw":
             return string_body(text)
-        if self.broken:
-            self.rejected = text
-            return ""
-        return self._scan(self._held + text if self._held else text, final=False)
+        start, safe = at, at - len(self._pending)
+        while at < end:
+            if expect == "string" or expect == "key_string":
+                found = _special(text, at)
+                at = found.start() if found else end
+                if found and text[at] != '"' and (inside := _INSIDE.match(text, at)):
+                    at = inside.end()
+                if expect == "string":
+                    safe = at
+                if at < end and at - safe <= MAX_PENDING:
+                    if text[at] != '"':
+                        out.append(self._keep(text, start, safe, at))
+                        changed, at = self._odd(text, at, final)
+                        if expect == "string":
+                            out.append(changed)
+                        else:
+                            self._pending += changed
+                        start, safe = at, at - len(self._pending)
+                        continue
+                    at += 1
+                    if expect == "string":
+                        safe = at
+                        expect = "next" if stack else "done"
+                        self.complete = not stack
+                        continue
+                    expect = "colon"
+                    if self.first_key is None and len(stack) == 1:
+                        self.first_key = (self._pending + text[start : at - 1]).partition('"')[2]
+            else:
+                char = text[at]
+                if expect == "next":
+                    if char == ",":
+                        expect = "key" if stack[-1] == "}" else "value"
+                        at += 1
+                        continue
+                    if char in _SPACES:
+                        at = safe = at + 1
+                        continue
+                    if char == stack[-1] and len(stack) > 1:
+                        stack.pop()
+                        at = safe = at + 1
+                        continue
+                elif expect in _VALUES:
+                    if char == '"':
+                        expect = "string"
+                        at = safe = at + 1
+                        continue
+                    if char in _CLOSERS and len(stack) < MAX_DEPTH:
+                        stack.append(_CLOSERS[char])
+                        expect = "first_key" if char == "{" else "first"
+                        at = safe = at + 1
+                        continue
+                    whole = None if char == " " else _scalar(text, at)
+                    if whole and (stop := whole.end()) - at <= MAX_SCALAR:
+                        if stop == end and not final:
+                            self._held = text[at:]
+                            break
+                        if whole.lastindex:
+                            expect = "next"
+                            at = safe = stop
+                            continue
+                if char in _SPACES and expect != "done":
+                    at += 1
+                elif char == ":" and expect == "colon":
+                    expect = "value"
+                    at += 1
+                elif char == '"' and expect in _KEYS:
+                    expect = "key_string"
+                    at += 1
+                elif expect in _EMPTY and char == stack[-1] and len(stack) > 1:
+                    stack.pop()
+                    expect = "next"
+                    at = safe = at + 1
+                    continue
+                else:
+                    self._expect = expect
+                    out.append(self._keep(text, start, safe, at))
+                    at = self._token(text, at, final, out)
+                    if at < 0:
+                        return "".join(out)
+                    expect = self._expect
+                    start, safe = at, at - len(self._pending)
+            if at - safe > MAX_PENDING:
+                out.append(self._keep(text, start, safe, at))
+                return "".join(out) + self._fail(text[at:])
+        self._expect = expect
+        sent = ""
+        if safe > start:
+            self._sent = True
+            sent = self._pending + text[start:safe]
+            self._pending = text[safe:at]
+        elif at > start:
+            self._pending += text[start:at]
+        return "".join((*out, sent)) if out else sent
 
     def finish(self, hold_last: bool = False) -> str:
         """The value's text is over; return what completes it (less the outermost bracket if `hold_last`)."""
-        self.rejected = ""
-        out = ""
-        if not self.raw and not self.broken:
-            out = self._scan(self._held, final=True)
+        out = self.feed("", final=True)
         if self.raw:
             self.complete = True
             return out + '"'
-        if self._expect == "key_string":
-            self._pending, self._key = f'{self._pending}"{self._key}', ""
         if not self._sent and not self.complete:
             return self._fail("") + '"'  # brackets and keys without a value
         if not self.complete:
@@ -143,10 +241,11 @@ class JsonStream:
 
     def _fail(self, text: str) -> str:
         """What is pending and `text` is not JSON here."""
-        text, self._pending, self._held, self._key = self._pending + text, "", "", ""
+        text, self._pending, self._held = self._pending + text, "", ""
         self._expect = "done"
         if not self._sent:
             self.raw = True
+            self._expect = "raw"
             return '"' + string_body(text)
         self.broken = True
         self.rejected = text
@@ -157,10 +256,6 @@ class JsonStream:
         self._sent = True
         text, self._pending = self._pending + text, ""
         return text
-
-    def _open(self, bracket: str) -> None:
-        self._stack.append("}" if bracket == "{" else "]")
-        self._expect = "first_key" if bracket == "{" else "first"
 
     def _after_value(self) -> None:
         self._expect = "next" if self._stack else "done"
@@ -175,87 +270,15 @@ class JsonStream:
         out.append(self._begin(self._stack.pop()))
         self._after_value()
 
-    def _scan(self, text: str, final: bool) -> str:
-        """Run the grammar over `text`, which begins with what was held. What JSON consists of mostly is taken in runs
-        here: text up to a quote, white space, separators, scalars; the rest is for `_escapes` and `_token`."""
-        self._held = ""
-        out: list[str] = []
-        at, end = 0, len(text)
-        if self._expect == "start":
-            at = self._start(text, final, out)
-            if at < 0:
-                return "".join(out)
-        while at < end:
-            expect = self._expect
-            if expect == "string" or expect == "key_string":
-                found = _special(text, at)
-                stop = found.start() if found else end
-                inside = text[at:stop]
-                if stop < end and text[stop] != '"':
-                    pieces: list[str] = []
-                    stop = self._escapes(text, at, final, pieces)
-                    inside = "".join(pieces)
-                at = stop + 1
-                if expect == "string":
-                    out.append(inside)
-                    if stop < end:
-                        out.append('"')
-                        self._after_value()
-                else:
-                    self._key += inside
-                    if len(self._key) > MAX_SCALAR:
-                        return "".join(out) + self._fail(f'"{self._key}{self._held}{text[stop:]}')
-                    if stop < end:
-                        self._end_key()
-                continue
-            char = text[at]
-            if char in _SPACES:
-                space = _SPACE.match(text, at)
-                stop = space.end() if space else at
-                if expect == "next":
-                    out.append(text[at:stop])
-                elif expect != "done":
-                    self._pending += text[at:stop]
-                    if len(self._pending) > MAX_PENDING:  # white space without end
-                        return "".join(out) + self._fail(text[stop:])
-                at = stop
-            elif expect == "next" and char == ",":
-                self._pending = ", " if text[at + 1 : at + 2] == " " else ","
-                self._expect = "key" if self._stack[-1] == "}" else "value"
-                at += len(self._pending)
-            elif expect == "next" and char == self._stack[-1] and len(self._stack) > 1:
-                out.append(self._stack.pop())
-                at += 1
-            elif char == '"' and expect in _QUOTED:
-                if expect in _KEYS:
-                    self._expect = "key_string"
-                else:
-                    out.append(self._begin('"'))
-                    self._expect = "string"
-                at += 1
-            elif expect == "colon" and char == ":":
-                colon = ": " if text[at + 1 : at + 2] == " " else ":"
-                self._pending += colon
-                self._expect = "value"
-                at += len(colon)
-                if len(self._pending) > MAX_PENDING and len(colon) > 1:
-                    return "".join(out) + self._fail(text[at:])
-            elif expect in _VALUES and char in _OPENERS and len(self._stack) < MAX_DEPTH:
-                out.append(self._begin(char))
-                self._open(char)
-                at += 1
-            elif expect in _VALUES and (whole := _scalar(text, at)) and whole.end() - at <= MAX_SCALAR:
-                if whole.end() == end and not final:
-                    self._held = whole.group()
-                    break
-                out.append(self._begin(whole.group()))
-                self._expect = "next"
-                at = whole.end()
-            else:
-                at = self._token(text, at, final, out)
-                if at < 0:
-                    break
-        return "".join(out)
+    def _keep(self, text: str, start: int, safe: int, at: int) -> str:
+        """Leave the loop of `_scan` or a run of it: returns what can be sent, keeps what waits."""
+        if safe <= start:
+            self._pending += text[start:at]
+            return ""
+        self._sent = True
+        sent = self._pending + text[start:safe]
+        self._pending = text[safe:at]
+        return sent
 
     def _start(self, text: str, final: bool, out: list[str]) -> int:
         """The top level: a container, a string, or a lone word that is held to its end. -1: all is taken."""
@@ -265,9 +288,10 @@ class JsonStream:
         if at > MAX_SCALAR:  # white space without end
             out.append(self._fail(text))
             return -1
-        if first in ("{", "["):
+        if first in _CLOSERS:
             self._pending = text[: at + 1]
-            self._open(first)
+            self._stack.append(_CLOSERS[first])
+            self._expect = "first_key" if first == "{" else "first"
             return at + 1
         if first == '"':
             self._expect, self._sent = "string", True
@@ -306,6 +330,8 @@ class JsonStream:
                 self._close(out)
                 return at + 1
         elif expect == "done":
+            if char in _SPACES and not self.broken:
+                return at + 1
             self.broken = True  # whole, but something follows
             self.rejected = text[at:]
             return -1
@@ -334,40 +360,13 @@ class JsonStream:
         if self._pending.lstrip()[:1] == ",":
             self._pending = ""
 
-    def _end_key(self) -> None:
-        if len(self._stack) == 1 and self.first_key is None:
-            self.first_key = self._key
-        self._pending += f'"{self._key}"'
-        self._key = ""
-        self._expect = "colon"
-
-    def _escapes(self, text: str, at: int, final: bool, out: list[str]) -> int:
-        """The inside of a string that holds escapes or controls, up to its closing quote, to what is held of a begun
-        escape, or to the end of `text`; returns where it stopped."""
-        end = len(text)
-        while at < end:
-            found = _special(text, at)
-            stop = found.start() if found else end
-            if stop > at:
-                out.append(text[at:stop])
-                at = stop
-            if at == end or text[at] == '"':
-                return at
-            if text[at] != "\\":
-                out.append(string_body(text[at]))
-                at += 1
-                continue
-            escape = _PAIR.match(text, at) or _ESCAPE.match(text, at)
-            if escape:
-                out.append(escape.group())
-                at = escape.end()
-            elif not final and _ESCAPE_BEGUN.match(text, at):
-                self._held = text[at:]
-                return end
-            elif half := _HALF.match(text, at):
-                out.append("\ufffd")
-                at = half.end()
-            else:
-                out.append("\\\\")
-                at += 1
-        return end
+    def _odd(self, text: str, at: int, final: bool) -> tuple[str, int]:
+        """What stands for the control character, begun or bad escape at `at` inside a string, and where it ends."""
+        if text[at] != "\\":
+            return string_body(text[at]), at + 1
+        if not final and _ESCAPE_BEGUN.match(text, at):
+            self._held = text[at:]
+            return "", len(text)
+        if half := _HALF.match(text, at):
+            return "\ufffd", half.end()
+        return "\\\\", at + 1
