@@ -52,6 +52,7 @@ class Recovery:
 
 RECOVERED = Outcome(status="recovered", says="")
 LATER = Outcome(status="refused", says="cool-down", wait_s=0.01)
+BUSY = Outcome(status="busy", says="another process holds the lock")
 NEVER = Outcome(status="refused", says="no command line")
 
 
@@ -88,6 +89,29 @@ def test_each_incident_ends_with_a_plan_that_ran_or_cannot(incidents: list[str],
     recovery, told = asyncio.run(main())
     assert told == outcomes
     assert recovery.outcomes == []
+
+
+def test_another_that_acts_is_waited_for_and_followed_when_it_dies() -> None:
+    """Two watches on one service: the second is busy while the first acts, and takes over if that does not finish."""
+
+    async def main() -> tuple[list[Case], list[str]]:
+        watch = Watch("decode")
+        recovery, told, over = Recovery(watch, BUSY, BUSY, BUSY, RECOVERED), list[str](), asyncio.Event()
+
+        def tell(case: Case | None, outcome: Outcome) -> None:
+            told.append(outcome.status)
+            if outcome.status == "recovered":
+                over.set()
+
+        actor = Actor(recovery, watch, tell, window_s=0.0, gather_s=0.0, busy_s=0.01)  # type: ignore[arg-type]
+        await actor.on_incident(Incident("decode", 0.0, ()))
+        await asyncio.wait_for(over.wait(), 20)
+        await actor.close()
+        return recovery.cases, told
+
+    cases, told = asyncio.run(main())
+    assert len(cases) == 4
+    assert told == ["busy", "recovered"], "each answer is told once"
 
 
 def test_an_engine_that_moves_again_is_left_alone() -> None:

@@ -181,6 +181,19 @@ def test_old_bundles_go_and_nothing_else(tmp_path: Path) -> None:
     )
 
 
+def test_after_a_clock_was_set_back_new_bundles_are_not_the_first_to_go(tmp_path: Path) -> None:
+    files = gather.Files()
+    files.add("a.txt", "x")
+    ahead = [f"2099010{n}T000000Z-000000-decode-1" for n in range(1, 4)]
+    for name in ahead:
+        (tmp_path / name).mkdir()
+    made = [gather.store(files, tmp_path, "decode-1", {}) for _ in range(2)]
+    gather.prune(tmp_path, 3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([made[0].name, made[1].name, ahead[-1]])
+    gather.prune(tmp_path, 1)
+    assert [p.name for p in tmp_path.iterdir()] == [made[1].name]
+
+
 def test_recorder_files_of_an_earlier_life_are_not_taken(tmp_path: Path, child: "subprocess.Popen[bytes]") -> None:
     old, new = tmp_path / "nccl_trace_rank_0.json", tmp_path / "nccl_trace_rank_1.json"
     old.write_text("{}")

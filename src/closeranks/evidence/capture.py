@@ -11,6 +11,8 @@ import os
 import shutil
 import signal
 import sysconfig
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 TAIL_BYTES = 256 * 1024
@@ -162,6 +164,13 @@ def write_manifest(folder: Path, facts: dict[str, object]) -> None:
 
 def keep_newest(parent: Path, number: int) -> None:
     """Remove the oldest incident folders beyond `number`, by name (names begin with their time)."""
-    folders = sorted(p for p in parent.iterdir() if p.is_dir())
+    folders = oldest_first(p for p in parent.iterdir() if p.is_dir())
     for folder in folders[: max(0, len(folders) - number)]:
         shutil.rmtree(folder)
+
+
+def oldest_first(folders: Iterable[Path]) -> list[Path]:
+    """By the time that their names begin with (UTC). One from the future was made before the clock was set back, so it
+    is older than all others: what is written after that must not go first."""
+    now = time.strftime("%Y%m%dT%H%M%S~", time.gmtime())
+    return sorted(folders, key=lambda folder: (folder.name <= now, folder.name))

@@ -141,6 +141,6 @@ def extend(folder: Path, files: Mapping[str, str], facts: Mapping[str, object]) 
 
 def prune(parent: Path, number: int = KEPT) -> None:
     """Remove the oldest bundles beyond `number`; whatever else lies in the folder stays."""
-    bundles = sorted(p for p in parent.iterdir() if p.is_dir() and _NAME.match(p.name))
+    bundles = capture.oldest_first(p for p in parent.iterdir() if p.is_dir() and _NAME.match(p.name))
     for folder in bundles[: max(0, len(bundles) - number)]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -26,6 +26,8 @@ WINDOW_S = 2.0
 GATHER_S = 3.0
 """How long other engines may take to be confirmed too, so that one plan covers them."""
 
+BUSY_S = 10.0
+"""Between two tries while another process acts: it may be killed before it has come to its end."""
 REMEMBER_S = 10.0
 """Between two looks at how engines were started."""
 
@@ -51,9 +53,10 @@ class Actor:
         told: Callable[[Case | None, Outcome], None] = lambda case, outcome: None,
         window_s: float = WINDOW_S,
         gather_s: float = GATHER_S,
+        busy_s: float = BUSY_S,
     ) -> None:
         self._recovery, self._watch, self._told = recovery, watch, told
-        self._window_s, self._gather_s = window_s, gather_s
+        self._window_s, self._gather_s, self._busy_s = window_s, gather_s, busy_s
         self._one = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -95,9 +98,9 @@ class Actor:
             await asyncio.to_thread(self._recovery.remember, self._watch.snapshot.engines)
             await asyncio.sleep(REMEMBER_S)
 
-    async def _recover(self, found: Incident, after_s: float = 0.0) -> None:
+    async def _recover(self, found: Incident, after_s: float = 0.0, said: str = "") -> None:
         """One plan, unless another one has brought the engine back. One that is refused for a while (cool-down,
-        ceiling) is tried again after it."""
+        ceiling, another process acts) is tried again after it; the same answer, `said`, is told once."""
         await asyncio.sleep(after_s)
         async with self._one:
             if not self._confirmed(found.engine):
@@ -114,9 +117,11 @@ class Actor:
                 summary=found.verdict.summary,
             )
             outcome = await self._recovery.recover(case, engines, await loops_of(engines, self._window_s))
-            self._told(case, outcome)
-            if outcome.wait_s is not None:
-                self._do(self._recover(found, outcome.wait_s))
+            if outcome.status != "busy" or outcome.says != said:
+                self._told(case, outcome)
+            wait_s = self._busy_s if outcome.status == "busy" else outcome.wait_s
+            if wait_s is not None:
+                self._do(self._recover(found, wait_s, outcome.says))
 
     def _confirmed(self, engine: str) -> bool:
         state = self._watch.states.get(engine)
