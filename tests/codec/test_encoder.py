@@ -2,6 +2,7 @@
 
 import builtins
 import importlib.util
+import itertools
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from closeranks.codec.encoder import EncodeError, PromptTokenizer, encoder_for
+from closeranks.codec.encoder import EncodeError, PromptTokenizer, Segment, encoder_for, join_segments
 from closeranks.codec.template import TemplateEncoder
 
 DEEPSEEK_TOKENS = [
@@ -299,3 +300,19 @@ def test_the_prompt_is_that_of_the_official_request_conversion(dialect: str, eff
     request = deepseek_recipe.ChatCompletionRequest(body).convert(options)
     want = encoding.render_conversation(request.conversation).prompt
     assert encoder_for(dialect).encode(messages, tools, thinking=True, reasoning_effort=effort).text == want
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "<b>"]), st.sampled_from(["token", "text", "template"]))))
+def test_neighbours_of_one_kind_are_joined(pieces: list[tuple[str, Any]]) -> None:
+    joined = join_segments(Segment(text, kind) for text, kind in pieces)
+    assert "".join(s.text for s in joined) == "".join(text for text, _ in pieces)
+    assert all(s.text for s in joined)
+    assert all(a.kind != b.kind or a.kind == "token" for a, b in itertools.pairwise(joined))
+    assert [s.text for s in joined if s.kind == "token"] == [t for t, kind in pieces if t and kind == "token"]
+
+
+def test_many_forged_tokens_in_a_row_are_joined_at_once() -> None:
+    """Piece by piece, a megabyte of them took minutes."""
+    encoder = TemplateEncoder("{{ messages[0].content }}", {}, frozenset(["<x>"]))
+    prompt = encoder.encode([{"role": "user", "content": "<x>" * 400_000}])
+    assert [(len(s.text), s.kind) for s in prompt.segments] == [(1_200_000, "text")]

@@ -1,16 +1,24 @@
 """Every wrong request gets its own clear error in OpenAI's shape, and never reaches an engine."""
 
+import asyncio
+import gc
 import json
 import socket
+import threading
 import time
 from typing import Any
 
 import pytest
 
+from closeranks.gateway import app, errors, openai
+
 from .client import Raw, call, chat
 from .conftest import Running, wait_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def user(content: Any) -> list[dict[str, Any]]:
@@ -93,6 +101,9 @@ def user(content: Any) -> list[dict[str, Any]]:
         (COMPLETIONS, {"prompt": "a", "best_of": 3}, 400, "unsupported", "best_of", "best_of"),
         (COMPLETIONS, {"prompt": "a", "suffix": "b"}, 400, "unsupported", "suffix", "suffix"),
         (COMPLETIONS, {"prompt": "a", "logprobs": 50}, 400, "out_of_range", "logprobs", "50"),
+        (CHAT, chat(messages=user("") * 513), 400, "context_length_exceeded", "messages", "513 messages"),
+        (CHAT, chat(messages=user("x" * 60_000)), 400, "context_length_exceeded", "messages", "60000 characters"),
+        (CHAT, chat(tools=[TOOL] * 513), 400, "context_length_exceeded", "tools", "513 tools"),
         ("/tokenize", {}, 400, None, "prompt", "prompt"),
         ("/tokenize", {"prompt": 5}, 400, None, "prompt", "int"),
         ("/detokenize", {"tokens": [10**9]}, 400, "out_of_range", "tokens", "vocabulary"),
@@ -160,6 +171,39 @@ def test_a_client_that_sends_all_of_a_large_body_still_sees_the_refusal(service:
     status, _, content = call(service.url + CHAT, b"x" * 5_000_000)
     assert status == 413
     assert content["error"]["code"] == "request_too_large"
+
+
+def test_bodies_that_come_in_hold_a_bounded_number_of_bytes(service: Running) -> None:
+    raws = [Raw(service.port) for _ in range(30)]
+    for raw in raws:
+        raw.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n" + b" " * 199_000)
+    answers = [raw.read_until(b"}}").split(b"\r\n")[0] for raw in raws]
+    assert {answer.split()[1] for answer in answers} == {b"408", b"429"}
+    for raw in raws:
+        raw.close()
+    assert call(service.url + COMPLETIONS, {"prompt": " " * 190_000})[0] == 400, "what was held is given back"
+
+
+def test_what_takes_long_happens_beside_the_event_loop() -> None:
+    async def where(size: int) -> int:
+        return await app._beside(size, threading.get_ident)
+
+    assert asyncio.run(where(100)) == threading.get_ident()
+    assert asyncio.run(where(1_000_000)) != threading.get_ident()
+
+
+def test_the_collector_looks_at_a_large_body_once() -> None:
+    collected: list[str] = []
+    note = lambda phase, info: collected.append(phase)  # noqa: E731
+    gc.callbacks.append(note)
+    try:
+        openai.parse(b'{"prompt":[' + b"[]," * 100_000 + b"[]]}", openai.CompletionRequest)
+        assert collected.count("start") <= 2
+        with pytest.raises(errors.Invalid):
+            openai.parse(b'{"prompt":[' + b"[]," * 100_000, openai.CompletionRequest)
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.isenabled()
 
 
 def test_slow_headers_are_cut_off(service: Running) -> None:

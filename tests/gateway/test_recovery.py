@@ -113,10 +113,12 @@ def test_the_third_charge_ends_with_an_error_that_names_the_request(pair: Runnin
     reader = Reader(pair, extra_body={"rid": "poisonous"})
     for generation in (1, 2, 3):
         wait_for(lambda g=generation: any(r.generation == g and v.sent > 3 for r, v in pair.leader.rooms.items()))
-        pair.leader.end_all("fault", retryable=True, charged=True)
+        pair.leader.end_all("fault", retryable=True, charged=True, detail="NotFinite: x\nTraceback: /a")
     reader.wait()
     assert reader.error is not None
     assert "poisonous" in str(reader.error)
+    assert "NotFinite: x" in str(reader.error)
+    assert "Traceback" not in str(reader.error), "stacks are for the log"
     assert TEXT.startswith(reader.text)
 
 

@@ -139,17 +139,26 @@ class PromptTokenizer:
             if segment.kind == "token":
                 ids.append(self._added[segment.text])
             else:
-                ids += self._full.encode(segment.text, add_special_tokens=False).ids
+                ids += token_ids(self._full, segment.text)
         return ids + self._text(text)
 
     def _text(self, text: str) -> list[int]:
         if not text:
             return []
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        ids = token_ids(self._plain, text)
         if self._control.isdisjoint(ids):
             return ids
         # The base vocabulary itself knows the spelling of a control token as one word (some do): take it apart.
-        return [number for character in text for number in self._plain.encode(character, add_special_tokens=False).ids]
+        return [number for character in text for number in token_ids(self._plain, character)]
+
+
+def token_ids(tokenizer: Any, text: str, special: bool = False) -> list[int]:
+    """The ids of a text. `special`: with what the tokenizer adds around a whole text.
+
+    Of the tokenizer's ways this one alone lets other threads run meanwhile; it is also several times faster.
+    """
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+    return ids
 
 
 def text_of(content: Any, role: str) -> str:
@@ -208,11 +217,18 @@ def arguments_of(call: Mapping[str, Any]) -> dict[str, Any]:
 def join_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     """Neighbours of one kind joined (each `token` stays alone), empty ones left out."""
     joined: list[Segment] = []
+    run: list[Segment] = []
+
+    def close() -> None:
+        if run:
+            joined.append(run[0] if len(run) == 1 else Segment("".join(part.text for part in run), run[0].kind))
+            run.clear()
+
     for segment in segments:
         if not segment.text:
             continue
-        if joined and joined[-1].kind == segment.kind != "token":
-            joined[-1] = Segment(joined[-1].text + segment.text, segment.kind)
-        else:
-            joined.append(segment)
+        if run and not run[0].kind == segment.kind != "token":
+            close()
+        run.append(segment)
+    close()
     return tuple(joined)

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -20,7 +21,7 @@ from closeranks.codec import Decoder
 from closeranks.gateway import admin, chat, completions, openai
 from closeranks.gateway.choice import Choice
 from closeranks.gateway.decoded import DecodedChoice
-from closeranks.gateway.errors import ApiError, Denied, Invalid, Slow, TooLarge, TooLong, Unavailable, Unknown
+from closeranks.gateway.errors import ApiError, Busy, Denied, Invalid, Slow, TooLarge, TooLong, Unavailable, Unknown
 from closeranks.gateway.guide import FALLBACK, Guide, guide
 from closeranks.gateway.model import Model
 from closeranks.gateway.reply import Format, Reply, Timing
@@ -28,10 +29,13 @@ from closeranks.gateway.service import Gateway
 from closeranks.gateway.stream import Refusal, ReplyResponse
 
 _RID = re.compile(r"[!#-\[\]-~]{1,128}\Z")
-_THREAD_AT = 16_384
-"""Characters from which tokenizing happens beside the event loop (about 5 ms)."""
+_TOKENIZED = 2**20
+"""Characters that /tokenize takes in any case, also where they cannot fit into the context."""
+_BODIES = 16
+"""Bodies of the largest size whose bytes may be held at once while they come in."""
 
 log = structlog.get_logger()
+T = TypeVar("T")
 Handler = Callable[[Gateway, Request, str], Awaitable[Response]]
 
 
@@ -102,14 +106,17 @@ async def _handle(gateway: Gateway, handler: Handler, endpoint: str, key: str, r
 
 
 async def _chat(gateway: Gateway, request: Request, rid: str) -> Response:
-    asked = openai.parse(await _body(gateway, request), openai.ChatRequest)
+    body = await _body(gateway, request)
+    asked = openai.parse(body, openai.ChatRequest)
     openai.check_chat(asked)
     rid = _rid(asked.rid, "rid") or rid
     model = gateway.admit(rid, asked.n or 1)
     name = _served(model, asked.model)
     tools = None if asked.tool_choice == "none" else asked.tools
     settings = gateway.settings
-    prompt = chat.render(model, asked.messages, tools, asked.chat_template_kwargs, asked.reasoning_effort)
+    _check_fit(gateway, asked.messages, tools)
+    render = partial(chat.render, model, asked.messages, tools, asked.chat_template_kwargs, asked.reasoning_effort)
+    prompt = await _beside(len(body), render)
     tokens = await _encode(gateway, len(prompt.text), partial(model.encode_prompt, prompt), "messages")
     parses = bool(settings.tool_call_parser)
     held = guide(asked, tools or [], settings.dialect, parses, model.added_tokens(), prompt.thinking)
@@ -233,21 +240,22 @@ def _room(gateway: Gateway, prompt: int, asked: int | None) -> int:
 
 
 async def _tokenize(gateway: Gateway, request: Request, rid: str) -> Response:
-    asked = openai.parse(await _body(gateway, request), openai.TokenizeRequest)
+    body = await _body(gateway, request)
+    asked = openai.parse(body, openai.TokenizeRequest)
     model = _model(gateway)
     _served(model, asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise Invalid("give either prompt or messages", param="prompt")
     if asked.messages is not None:
         openai.check_messages(asked.messages)
-        prompt = chat.render(model, asked.messages, asked.tools)
-        tokens = await _encode(
-            gateway, len(prompt.text), partial(model.encode_prompt, prompt), "messages", bounded=False
-        )
+        _check_fit(gateway, asked.messages, asked.tools, _TOKENIZED)
+        prompt = await _beside(len(body), partial(chat.render, model, asked.messages, asked.tools))
+        encode = partial(model.encode_prompt, prompt)
+        tokens = await _encode(gateway, len(prompt.text), encode, "messages", _TOKENIZED)
     else:
         text = asked.prompt or ""
         encode = partial(model.encode, text, special=asked.add_special_tokens)
-        tokens = await _encode(gateway, len(text), encode, "prompt", bounded=False)
+        tokens = await _encode(gateway, len(text), encode, "prompt", _TOKENIZED)
     return admin.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": gateway.limit()})
 
 
@@ -259,19 +267,38 @@ async def _detokenize(gateway: Gateway, request: Request, rid: str) -> Response:
     return admin.json_response({"prompt": model.tokenizer.decode(asked.tokens, skip_special_tokens=False)})
 
 
-async def _encode(
-    gateway: Gateway, size: int, encode: Callable[[], list[int]], param: str, bounded: bool = True
-) -> list[int]:
-    """Tokenize a text of `size` characters; one that cannot fit is refused before. Raises TooLong, Invalid."""
+def _check_fit(
+    gateway: Gateway, messages: list[openai.Message], tools: list[openai.Tool] | None, least: int = 0
+) -> None:
+    """A conversation that cannot fit is refused before a template makes a prompt of it. Raises TooLong."""
     limit = gateway.limit()
-    if bounded and limit and size > limit * _model(gateway).vocabulary.longest:
+    for param, given in (("messages", messages), ("tools", tools or ())):
+        if limit and len(given) > max(limit, least):
+            raise TooLong(f"{len(given)} {param} cannot fit into {limit} tokens", param=param)
+    _check_size(gateway, sum(len(openai.text_of(message)) for message in messages), "messages", least)
+
+
+def _check_size(gateway: Gateway, size: int, param: str, least: int) -> None:
+    """A text of `size` characters that cannot fit is refused before it is tokenized. Raises TooLong."""
+    limit = gateway.limit()
+    if limit and size > max(limit * _model(gateway).vocabulary.longest, least):
         raise TooLong(f"a prompt of {size} characters cannot fit into {limit} tokens", param=param)
+
+
+async def _encode(
+    gateway: Gateway, size: int, encode: Callable[[], list[int]], param: str, least: int = 0
+) -> list[int]:
+    """Tokenize a text of `size` characters. `least`: characters that are taken in any case. Raises TooLong, Invalid."""
+    _check_size(gateway, size, param, least)
     try:
-        if size < _THREAD_AT:
-            return encode()
-        return await asyncio.to_thread(encode)
+        return await _beside(size, encode)
     except UnicodeEncodeError as error:
         raise Invalid(f"the text is not valid Unicode: {error.reason}", param=param) from error
+
+
+async def _beside(size: int, work: Callable[[], T]) -> T:
+    """Do what takes long for a large `size` (bytes, characters) in a thread: all streams live in this one's loop."""
+    return work() if size < openai.LARGE else await asyncio.to_thread(work)
 
 
 def _check_ids(model: Model, tokens: Sequence[int], param: str) -> None:
@@ -319,11 +346,16 @@ async def _body(gateway: Gateway, request: Request) -> bytes:
         async with asyncio.timeout(gateway.settings.body_timeout_s):
             async for piece in request.stream():
                 size += len(piece)
+                gateway.incoming += len(piece)
                 if size > most:
                     raise TooLarge(said)
+                if gateway.incoming > _BODIES * most:
+                    raise Busy(f"{gateway.incoming} bytes of requests are coming in", retry_after_s=1.0)
                 pieces.append(piece)
     except TimeoutError:
         raise Slow(f"the body did not arrive within {gateway.settings.body_timeout_s:g} s") from None
+    finally:
+        gateway.incoming -= size
     request.state.read = True
     return b"".join(pieces)
 

@@ -103,23 +103,27 @@ class Failed(ApiError):
 
 
 def from_end(end: End, rid: str) -> ApiError:
-    """What a client is told when its request did not end by `stop` or `length`."""
-    detail = f": {end.detail}" if end.detail else ""
+    """What a client is told when its request did not end by `stop` or `length`.
+
+    Of an engine's words the first line: stacks are in its log and its incident folder.
+    """
+    first = end.detail.partition("\n")[0]
+    detail = f": {first}" if first else ""
     match end.reason:
         case "invalid":
             return Invalid(f"the engine refused the request{detail}", code="invalid")
         case "busy":
             return Busy(f"all queues are full{detail}", retry_after_s=end.retry_after_s or 1.0)
         case "no_engine" | "shutdown":
-            return Unavailable(end.detail, code=end.reason, retry_after_s=end.retry_after_s or 5.0)
+            return Unavailable(first, code=end.reason, retry_after_s=end.retry_after_s or 5.0)
         case "deadline":
             return Failed(f"the request's time is over{detail}", status=504, code="deadline_exceeded")
         case "abort":
             return Failed(f"request {rid} was aborted{detail}", status=499, code="aborted")
         case "poison":
-            return Failed(end.detail, status=500, code="poison_request")
+            return Failed(first, status=500, code="poison_request")
         case "grammar":
-            return Failed(end.detail, status=500, code="grammar_failed")
+            return Failed(first, status=500, code="grammar_failed")
         case "peer":
             return Unavailable(f"the engines refuse each other{detail}", code="peer", retry_after_s=30.0)
         case _:

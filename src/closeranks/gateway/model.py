@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from closeranks.codec.encoder import EncodeError, Encoder, Prompt, PromptTokenizer, encoder_for
+from closeranks.codec.encoder import EncodeError, Encoder, Prompt, PromptTokenizer, encoder_for, token_ids
 from closeranks.codec.template import TemplateEncoder
 from closeranks.gateway.detokenize import Vocabulary
 
@@ -35,8 +35,7 @@ class Model:
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Token ids. `special`: with what the tokenizer adds around a whole text, e.g. BOS."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
-        return ids
+        return token_ids(self.tokenizer, text, special)
 
     def added_tokens(self) -> dict[str, int]:
         """Text to id."""

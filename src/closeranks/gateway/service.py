@@ -42,6 +42,8 @@ class Gateway:
         self.replies: dict[str, Reply] = {}
         self.faults = injector(settings.fault, Path(settings.run_dir) / RECORD)
         self.draining = False
+        self.incoming = 0
+        """Bytes of bodies that have not come in whole."""
         self.model: model.Model | None = None
         self.model_error = "the model is not loaded yet"
         self._usable = -math.inf

@@ -107,6 +107,17 @@ def test_frequencies_follow_the_distribution() -> None:
     assert (got - logits[0].softmax(0)).abs().max() < 0.03
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e-300, 1e-45, 1e-38, 1e-20])
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1.0])
+def test_a_penalty_near_zero_is_no_broken_kernel(penalty: float, temperature: float) -> None:
+    """One request with it ended the epoch of its engine three times."""
+    s = Sampling(temperature, repetition_penalty=penalty, presence_penalty=2.0, frequency_penalty=2.0)
+    logits = torch.arange(VOCAB, dtype=torch.float32)[None] - 20
+    drawn = sample(logits, [Draw(s, 3, history(s, [3, 25], 1))])
+    drawn.check()
+    assert int(drawn.tokens[0]) == 25, "the seen one that was likely before"
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_broken_logits_are_a_fault_that_names_the_row(bad: float) -> None:
     logits = torch.zeros(3, VOCAB)
