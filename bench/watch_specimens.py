@@ -1,10 +1,11 @@
 """The watch on real wedges: each specimen is started, wedges, and is watched by `closeranks watch`, from outside.
 
-    python bench/watch_specimens.py [--runs 3] [--keep DIR] [--cost] [NAME ...]
+    python bench/watch_specimens.py [--runs 10] [--minutes 60] [--keep DIR] [--cost] [NAME ...]
 
 One row per specimen: seconds from the onset to the confirmation, to the stored bundle and to the verdict (median and
 worst), whether the verdict is right; for look-alikes, whether it was confirmed, in how many seconds of watching.
-`--cost`: CPU of watching eight processes, as a share of one core. The last line is JSON. Ends with 1 when a verdict was
+Runs go round: each specimen once, then each again; `--minutes`: none begins after so long, and the table says how many
+there were. `--cost`: CPU of watching eight processes, as a share of one core. The last line is JSON. Ends with 1 when a verdict was
 wrong or missing or a look-alike was confirmed, else with 3 when a specimen never ran.
 """
 
@@ -130,20 +131,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="which specimens (default: all)")
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so long")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs and bundles")
     parser.add_argument("--cost", action="store_true", help="measure the cost of watching too")
     args = parser.parse_args()
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in args.names or SPECIMENS}
+    until = time.monotonic() + 60 * args.minutes
+    for number, name in ((n, name) for n in range(args.runs) for name in results):
+        if time.monotonic() > until:
+            break
+        with tempfile.TemporaryDirectory(prefix="watch-") as scratch:
+            folder = (args.keep or Path(scratch)) / name / str(number)
+            folder.mkdir(parents=True, exist_ok=True)
+            found = one(name, folder)
+            results[name].extend([found] if found is not None else [])
+        print(f"{number + 1} {name}: {json.dumps(found)}", file=sys.stderr, flush=True)
     print("| specimen | confirmed after (median / worst s) | bundle after | verdict after | verdict | right |")
     print("|---|---|---|---|---|---|")
-    results: dict[str, list[dict[str, Any]]] = {}
-    for name in args.names or SPECIMENS:
-        for number in range(args.runs):
-            with tempfile.TemporaryDirectory(prefix="watch-") as scratch:
-                folder = (args.keep or Path(scratch)) / name / str(number)
-                folder.mkdir(parents=True, exist_ok=True)
-                found = one(name, folder)
-                results.setdefault(name, []).extend([found] if found is not None else [])
-        print(row(name, results.get(name, [])), flush=True)
+    for name, runs in results.items():
+        print(row(name, runs))
     wedges = [r for name, runs in results.items() if not SPECIMENS[name].healthy for r in runs]
     false = [name for name, runs in results.items() if SPECIMENS[name].healthy and any(r["confirmed"] for r in runs)]
     summary: dict[str, Any] = {

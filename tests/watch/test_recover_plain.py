@@ -225,6 +225,58 @@ def wait_listening(port: int) -> None:
     raise AssertionError(f"nobody listens on {port}")
 
 
+def holder(lock: Path) -> int:
+    """Process that holds the lock, 0 for none."""
+    inode = lock.stat().st_ino if lock.exists() else -1
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()
+        if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(inode):
+            return int(words[4])
+    return 0
+
+
+def test_of_two_watches_one_acts_and_the_other_takes_over_when_it_is_killed(tmp_path: Path) -> None:
+    """Both see the wedge, with one py-spy in the other's way; the one that acts is killed between end and start."""
+    pair, state = Pair(tmp_path, ("incident_prefill", "incident_decode")), tmp_path / "state"
+    watches = []
+    try:
+        pair.start()
+        for number in range(2):
+            command = [sys.executable, "-m", "closeranks.cli.main", "watch", "--act", "--json", "--verify-s", "60"]
+            for port in pair.ports.values():
+                command += ["--url", f"http://127.0.0.1:{port}"]
+            command += ["--state-dir", str(state), "--bundle-dir", str(tmp_path / f"bundles{number}")]
+            with (tmp_path / f"watch{number}.log").open("wb") as log:
+                watches.append(subprocess.Popen([*command, "--wait-s", "240"], stdout=subprocess.PIPE, stderr=log))
+        pair.wait_struck()
+        deadline, killed = time.monotonic() + PATIENCE_S, 0
+        while not killed:
+            assert time.monotonic() < deadline, "nobody acted"
+            time.sleep(0.02)
+            done = [e for e in read(state / "journal") if e.action and e.action.kind == "end" and e.event == "done"]
+            killed = holder(state / "lock") if done else 0
+        (victim,) = (w for w in watches if w.pid == killed)
+        (other,) = (w for w in watches if w.pid != killed)
+        victim.kill()
+        victim.communicate()
+        assert other.stdout is not None
+        events = []
+        for line in other.stdout:
+            events.append(json.loads(line))
+            if events[-1]["event"] == "recovery" and events[-1]["status"] != "busy":
+                break
+        assert events[-1]["status"] == "recovered", events
+        assert len({e.plan for e in read(state / "journal")}) == 1
+        assert len(list(state.glob("*.taken"))) == 2, "each engine was started once"
+        assert len(pair.engines()) == 2
+        assert pair.serves()
+    finally:
+        for watch in watches:
+            watch.terminate()
+            watch.communicate(timeout=90)
+        pair.stop()
+
+
 def test_watch_acts_by_itself(tmp_path: Path) -> None:
     """From a wedge to serving again, with bundle, verdict, page and issue text, and nobody at a keyboard."""
     pair = Pair(tmp_path, ("incident_prefill", "incident_decode"))

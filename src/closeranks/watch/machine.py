@@ -4,8 +4,8 @@
       ▲             ▲   ▲          │              │  (moved again for a while, or another life)
       └─ no sign ───┘   └─────── excluded ◄───────┘
 
-- Only a proof, or an inference with a second signal (`rules`), leads to `confirmed`; it stays until the engine has
-  moved again for a while or is replaced. A death or a raised error stays for the life of the engine.
+- Only a proof (`rules`), or an inference with a second signal (`suspicions`), leads to `confirmed`; it stays until the
+  engine has moved again for a while or is replaced. A death or a raised error stays for the life of the engine.
 - `healthy` needs a sign of life, at most a few seconds old. Without one, and without a suspicion, an engine is `blind`.
 - `excluded` says what it is instead.
 """
@@ -17,6 +17,8 @@ import msgspec
 from closeranks.watch import rules
 from closeranks.watch.limits import DEFAULT, Limits
 from closeranks.watch.snapshot import EngineSeen, Evidence, Phase, Snapshot, State
+from closeranks.watch.stalled import stalled_s, stalling
+from closeranks.watch.suspicions import suspicions
 from closeranks.watch.tracks import Key, Track, advance
 from closeranks.watch.view import View
 
@@ -91,7 +93,7 @@ def urgent(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> froz
     for engine in snapshot.engines:
         view = View(engine, snapshot, memory.tracks, memory.states)
         unheard = view.says("http", "accepts") and not view.says("http", "answers")
-        if rules.stalling(view) or unheard or (engine.kind != "vllm" and rules.still_s(view) >= limits.still_s / 2):
+        if stalling(view) or unheard or (engine.kind != "vllm" and rules.still_s(view) >= limits.still_s / 2):
             found.add(engine.name)
     return frozenset(found)
 
@@ -113,7 +115,7 @@ def _past(view: View, old: Past | None, limits: Limits) -> Past:
         return Past(view.engine, at, at)
     ended = old.ended if old.ended is not None else at if rules.ending(view) else None
     moving = (old.moving if old.moving is not None else at) if rules.alive(view) else None
-    stall = rules.stalled_s(view)
+    stall = stalled_s(view)
     pace = old.pace_s
     if pace is None and view.busy():  # nothing is known of the time before our first look but how long it was
         pace = min(max(float(t.value) for t in view.busy()), limits.stalled_unseen_s)
@@ -141,7 +143,7 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
     back = rules.held_back(view)
     if back:
         return "excluded", back, own
-    found = [s for s in rules.suspicions(view, limits, own.pace_s) if s.signs]
+    found = [s for s in suspicions(view, limits, own.pace_s) if s.signs]
     sure = next((s for s in found if s.enough and not s.excluded), None)
     if sure is not None:
         return "confirmed", sure.signs, msgspec.structs.replace(own, proved=False, proof=False)

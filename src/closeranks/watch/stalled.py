@@ -1,0 +1,153 @@
+"""A loop that turns, holds requests, and advances none: a lost hand-over, a dead helper thread, a peer that is gone.
+
+Alone that is saturation, or a long step of the engine that this one waits for; so it takes a second sign: a failed
+request of our own, the peer at the other end of the same transfers, helper threads.
+"""
+
+from collections.abc import Callable
+
+from closeranks.watch.limits import Limits
+from closeranks.watch.rules import PAUSED, Suspicion, paused, runs, still_s
+from closeranks.watch.snapshot import Evidence
+from closeranks.watch.view import View
+
+
+def stalled(view: View, limits: Limits, pace_s: float | None) -> Suspicion:
+    """The loop turns, requests are held, and none advances. `pace_s`: the longest healthy wait that is known."""
+    if view.engine.kind == "closeranks":
+        return _own_stalled(view, limits)
+    waited = stalled_s(view)
+    if waited < limits.stalled_suspect_s or not _loop_lives(view):
+        return Suspicion()
+    held = _held_words(view)
+    sign = Evidence("counters", None, f"{held}, and no token, prompt or request advanced for {waited:.1f} s")
+    if paused(view):
+        return Suspicion((sign,), excluded=(PAUSED,))
+    explained = _explained_by_peer(view, limits)
+    if explained is not None:
+        return Suspicion((sign,), excluded=(explained,))
+    if waited < limits.stalled_s:
+        return Suspicion((sign,))
+    long = _outlasts_an_unseen_prefill(view, limits, waited, pace_s)
+    seconds: list[Callable[[], Evidence | None]] = [
+        lambda: probe_failed(view, waited) if long else None,
+        lambda: _peer_stalls_too(view, limits),
+        lambda: _helper_lacks(view),
+        lambda: _helpers_stand(view) if long else None,
+    ]
+    found = [evidence for ask in seconds if (evidence := ask()) is not None]
+    return Suspicion((sign, *found), enough=bool(found))
+
+
+def _own_stalled(view: View, limits: Limits) -> Suspicion:
+    """closeranks: it steps, holds requests and moves nothing; its gateway, which knows each request, must agree."""
+    holds = sum(view.number("steps", name) or 0 for name in ("running", "waiting"))
+    tracks = [t for name in ("tokens", "prefilled", "transfers") if (t := view.track("steps", name)) is not None]
+    waited = min((t.flat_s for t in tracks), default=0.0)
+    if not holds or waited < limits.stalled_s:
+        return Suspicion()
+    signs = [
+        Evidence("steps", None, f"{int(holds)} requests are in it and nothing was computed or sent for {waited:.1f} s")
+    ]
+    reasons = view.text("steps", "unhealthy")
+    if reasons:
+        signs.append(Evidence("http", None, f"its gateway's /health answers 503: {reasons}"))
+    return Suspicion(tuple(signs), enough=bool(reasons))
+
+
+def stalled_s(view: View) -> float:
+    """For how long requests are held and nothing advances, by the counters; 0 when that is not known."""
+    held = view.track("counters", "held")
+    if held is None or held.value is not True:
+        return 0.0
+    flats = [t.flat_s for name in ("tokens", "finished", "prompted") if (t := view.track("counters", name)) is not None]
+    return min([held.flat_s, *flats]) if flats else 0.0
+
+
+def stalling(view: View) -> bool:
+    """Whether two readings in a row held requests without an advance: the next ones are worth reading sooner."""
+    held, tokens = view.track("counters", "held"), view.track("counters", "tokens")
+    return held is not None and held.value is True and tokens is not None and tokens.looks >= 2
+
+
+def _held_words(view: View) -> str:
+    names = {"running": "running", "waiting": "waiting", "bootstrap": "in bootstrap", "inflight": "in flight",
+             "prealloc": "waiting for pages", "transfer": "in transfer"}  # fmt: skip
+    counts = [f"{int(n)} {said}" for name, said in names.items() if (n := view.number("counters", name) or 0) > 0]
+    return f"requests are held ({', '.join(counts)})"
+
+
+def _loop_lives(view: View) -> bool:
+    """Whether the loop turns: a loop that stands is the business of `stands`."""
+    now = view.snapshot.at
+    busy = view.busy()
+    if busy:
+        return all(t.moved and now - t.changed <= 3.5 for t in busy)
+    return any(runs(view, p) for p in view.engine.deciders)
+
+
+def _explained_by_peer(view: View, limits: Limits) -> Evidence | None:
+    """A victim shows symptoms; the engine that it waits for has the cause, or is at work."""
+    for peer in view.peers():
+        state = view.states.get(peer.engine.name)
+        if state is not None and state.phase == "confirmed":
+            return Evidence("counters", None, f"it waits for {peer.engine.name}, which is confirmed as faulty")
+        if still_s(peer) >= limits.still_s and peer.engine.kind != "vllm":
+            return Evidence("counters", None, f"it waits for {peer.engine.name}, which stands")
+        fields = ("tokens", "prompted", "finished")
+        tracks = [t for name in fields if (t := peer.track("counters", name)) is not None]
+        if any(t.moved and view.snapshot.at - t.changed <= limits.stalled_s for t in tracks):
+            return Evidence("counters", None, f"it waits for {peer.engine.name}, which is at work")
+        busy = peer.busy()
+        computes = any(runs(peer, p) for p in peer.engine.deciders)
+        if busy and computes and all(view.snapshot.at - t.changed > 3 for t in busy):
+            return Evidence("counters", None, f"it waits for {peer.engine.name}, which is in one long step")
+    return None
+
+
+def probe_failed(view: View, waited: float) -> Evidence | None:
+    """A request through the real path that began within the stall and did not end; with live counters: overload."""
+    values = view.values("probe")
+    if values is None or values.get("ok") is not False:
+        return None
+    if float(values["began"]) < view.snapshot.at - waited - 1:
+        return None
+    return Evidence("probe", None, f"a request of its own through the real path failed: {values['said']}")
+
+
+def _peer_stalls_too(view: View, limits: Limits) -> Evidence | None:
+    """Prefill has computed and cannot hand over, decode waits for it: two engines say the same of each other."""
+    for peer in view.peers():
+        pair = (view, peer) if view.engine.role == "prefill" else (peer, view)
+        sent, due = pair[0].number("counters", "inflight"), pair[1].number("counters", "transfer")
+        if stalled_s(peer) >= limits.stalled_s and (sent or 0) > 0 and (due or 0) > 0:
+            said = f"by its own counters {peer.engine.name} holds requests in the same transfer, and none ends"
+            return Evidence("counters", None, said)
+    return None
+
+
+def _helper_lacks(view: View) -> Evidence | None:
+    lacks = view.text("stacks", "lacks")
+    return Evidence("stacks", None, f"a helper thread that its role needs is missing: {lacks}") if lacks else None
+
+
+def _helpers_stand(view: View) -> Evidence | None:
+    """The threads that move KV did nothing between two dumps."""
+    if not view.says("stacks", "transfer_still"):
+        return None
+    return Evidence("stacks", None, "its transfer threads did nothing between two dumps")
+
+
+def _outlasts_an_unseen_prefill(view: View, limits: Limits, waited: float, pace_s: float | None) -> bool:
+    """Whether no healthy prefill engine elsewhere explains the stall.
+
+    While one computes a long prompt, transfer threads stand and a probe of the same path does not end either. So these
+    count once the stall is long beside the longest healthy wait of this engine, or prefill is in view and was found not
+    at work. An engine that does both itself has nobody to wait for; of vLLM's, which may be called both in a pair, that
+    is not known.
+    """
+    alone = view.engine.role == "both" and view.engine.kind != "vllm"
+    if alone or any(True for _ in view.peers()):
+        return True
+    bound = limits.stalled_unseen_s if pace_s is None else max(limits.stalled_s, 3 * pace_s)
+    return waited >= min(bound, limits.stalled_unseen_s)
