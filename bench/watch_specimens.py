@@ -5,8 +5,8 @@
 One row per specimen: seconds from the onset to the confirmation, to the stored bundle and to the verdict (median and
 worst), whether the verdict is right; for look-alikes, whether it was confirmed, in how many seconds of watching.
 Runs go round: each specimen once, then each again; `--minutes`: none begins after so long, and the table says how many
-there were. `--cost`: CPU of watching eight processes, as a share of one core. The last line is JSON. Ends with 1 when a verdict was
-wrong or missing or a look-alike was confirmed, else with 3 when a specimen never ran.
+there were. `--cost`: CPU of watching eight processes, as a share of one core. The last line is JSON. Ends with 1 when a
+verdict was wrong or missing or a look-alike was confirmed, else with 3 when a specimen never ran.
 """
 
 import argparse
