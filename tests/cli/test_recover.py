@@ -1,6 +1,8 @@
 """`closeranks recover`: usage, the stop file, the journal; without an engine it does nothing."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 from closeranks.cli._recover import choices_of
 from closeranks.cli._settings import SettingsError
 from closeranks.cli.main import main
+from closeranks.watch import procfs
+from closeranks.watch.snapshot import EngineSeen, Proc
 
 
 class Ran:
@@ -69,6 +73,39 @@ def test_stop_and_go_on_and_an_empty_journal(tmp_path: Path, run: Callable[..., 
     resumed = run("--resume", "--json", "--state-dir", str(state))
     assert resumed.returncode == 0
     assert json.loads(resumed.stdout)["status"] == "nothing"
+
+
+def test_a_dry_run_shows_platform_tree_and_start_and_no_key(
+    run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an operator must see before anything is ended: who goes, child by child, and what comes in their place."""
+    code = "import os,sys; os.fork(); print(os.getpid(), flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, "--api-key", "sk-verysecretkey1", "--port", "1"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, cwd=tmp_path, text=True
+    ) as child:
+        assert child.stdout is not None
+        pids = {int(child.stdout.readline()) for _ in range(2)}
+        seen = procfs.row(child.pid)
+        assert seen is not None
+        head = Proc(child.pid, seen.start_time, seen.ppid, "launcher", "both-1", None, "python3")
+        engine = EngineSeen("both-1", "sglang", "both", "http://127.0.0.1:1", (head,), seen.argv)
+        monkeypatch.setattr("closeranks.cli.recover.Finder.find", lambda self: (engine,))
+        words = ("--engine", "both", "--platform", "both-1=plain", "--state-dir", str(tmp_path / "state"), "--dry-run")
+        text, as_json = run(*words), run(*words, "--json")
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+        child.kill()
+    assert text.returncode == 0, text.stderr
+    assert "both-1: platform plain; its processes:" in text.stdout
+    for pid in pids:
+        assert f" {pid}  " in text.stdout
+    assert f"started again by: {sys.executable} -c" in text.stdout
+    assert f"in {tmp_path}, with its " in text.stdout
+    assert "sk-verysecretkey1" not in text.stdout + as_json.stdout
+    (ending,) = json.loads(as_json.stdout)["engines"]
+    assert {row[0] for row in ending["processes"]} == pids
+    assert ending["platform"] == "plain"
+    assert not (tmp_path / "state").exists()
 
 
 class Args:

@@ -22,7 +22,8 @@ from closeranks.watch.snapshot import Signal as SignalName
 
 PREFIX = "closeranks-probe-"
 """Of the ids of probes where the endpoint takes one, so that they can be told from users' requests, and aborted."""
-LIMIT_S = 10.0
+LIMIT_S = 6.0
+"""A short request on a sound path takes a fraction of that; on a saturated one perhaps not, but then counters move."""
 PROMPT = "1 2 3 4 5 6 7 8"
 
 
