@@ -131,6 +131,30 @@ def test_the_watch_ends_a_frozen_gateway_and_no_engine(served: Served, tmp_path:
     assert served.post("/v1/completions", {**BODY, "max_tokens": 5})["usage"]["completion_tokens"] == 5
 
 
+def test_what_the_service_mends_by_itself_is_left_to_it(served: Served, tmp_path: Path) -> None:
+    """A killed rank is a death, and the supervisor replaces the engine within seconds; an acting watch must not end
+    the next life for what happened to the last one, nor the gateway."""
+    gateway, log = gateway_of(served), tmp_path / "watch.log"
+    command = [sys.executable, "-m", "closeranks.cli.main", "watch", "--act", "--json", "--probe", "never"]
+    command += ["--pid", str(served.process.pid), "--bundle-dir", str(tmp_path / "bundles")]
+    command += ["--state-dir", str(tmp_path / "state")]
+    with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as watch:
+        wait_said(log, '"phase": "healthy"', 2)
+        os.kill(served.pid_of("decode", "rank1"), signal.SIGKILL)
+        until = time.monotonic() + 120
+        while served.status().get("decode", {}).get("epoch") != 2 or served.get("/ready")[0] != 200:
+            assert time.monotonic() < until, served.tail()
+            time.sleep(0.2)
+        time.sleep(12)  # longer than evidence, verdict and the gathering of other engines take
+        watch.send_signal(signal.SIGTERM)
+        watch.wait(90)
+    assert served.status()["decode"]["epoch"] == 2, log.read_text()
+    assert gateway_of(served) == gateway
+    assert served.post("/v1/completions", {**BODY, "max_tokens": 5})["usage"]["completion_tokens"] == 5
+    ended = [line for line in log.read_text().splitlines() if '"kind": "end"' in line]
+    assert ended == []
+
+
 def wait_said(log: Path, text: str, times: int) -> None:
     until = time.monotonic() + 120
     while log.read_text().count(text) < times:
