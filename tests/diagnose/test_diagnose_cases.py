@@ -7,7 +7,7 @@ import pytest
 from closeranks.diagnose.judge import diagnose_texts
 from closeranks.diagnose.rules import rules
 from closeranks.diagnose.verdict import CLASSES
-from tests.diagnose.corpus import own, public
+from tests.diagnose.corpus import also_right, own, public, threads
 
 
 def numbers(ids: list[str]) -> set[str]:
@@ -31,9 +31,21 @@ def test_own_case(name: str, evidence: list, cls: str, may_be_certain: bool, for
     assert may_be_certain or verdict.main.certainty != "shown"
 
 
+@pytest.mark.parametrize(
+    ("name", "evidence", "cls", "may_be_certain", "forbidden"), threads(), ids=[c[0] for c in threads()]
+)
+def test_case_after_a_thread(name: str, evidence: list, cls: str, may_be_certain: bool, forbidden: tuple) -> None:
+    verdict = diagnose_texts(evidence)
+    main, shown = verdict.main, verdict.main.certainty == "shown"
+    right, unless_shown = also_right()[name]
+    assert main.cls in (cls, *right) or (main.cls in unless_shown and not shown), main
+    assert may_be_certain or not shown, main
+    assert not numbers([k.id for f in verdict.findings for k in f.known_issues]) & set(forbidden)
+
+
 def test_every_rule_fires_somewhere_and_says_what_it_claims() -> None:
     fired: dict[str, set[str]] = {}
-    for _, evidence, *_rest in (*public(), *own()):
+    for _, evidence, *_rest in (*public(), *own(), *threads()):
         for f in diagnose_texts(evidence).findings:
             fired.setdefault(f.rule, set()).add(f.cls)
             assert f.cls in CLASSES

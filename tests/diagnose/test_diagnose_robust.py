@@ -11,9 +11,9 @@ from closeranks.diagnose.judge import diagnose_texts
 from closeranks.diagnose.report import json_report, markdown, page
 from closeranks.diagnose.verdict import Verdict
 from tests.diagnose import mutate
-from tests.diagnose.corpus import own, public
+from tests.diagnose.corpus import own, public, threads
 
-CASES = [*public(), *own()]
+CASES = [*public(), *own(), *threads()]
 
 
 @cache

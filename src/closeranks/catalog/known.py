@@ -38,6 +38,9 @@ class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pp: bool | None = None
     rule: str = ""  # the rule whose finding this is
     not_events: tuple[str, ...] = ()
+    values: dict[
+        str, str
+    ] = {}  # kind of event and one of its values (`oom_kill.task`) → expression that one must match
     family: str = ""  # engine family of the ranks or of the log, if it matters
 
 
@@ -76,6 +79,13 @@ def load(folder: Path) -> list[KnownIssue]:
             raise CatalogError(f"{path.name}: id {entry.id!r} is not owner/repository#number")
         if entry.match == Match():
             raise CatalogError(f"{path.name}: no condition: the entry would match everything")
+        for where, pattern in entry.match.values.items():
+            if not re.fullmatch(r"\w+\.\w+", where):
+                raise CatalogError(f"{path.name}: match.values: {where!r} is not like oom_kill.task")
+            try:
+                re.compile(pattern)
+            except re.error as e:
+                raise CatalogError(f"{path.name}: match.values.{where}: {e}") from e
         for component, wanted in entry.versions.items():
             for part in wanted.split(","):
                 if not re.fullmatch(r"\s*(<|<=|>|>=|==)\s*\d[\w.]*\s*", part):

@@ -9,12 +9,16 @@ from closeranks.diagnose.lines import unwrap
 
 MAX_TEXT = 64 << 20
 _START = re.compile(r"(?m)^[ \t]{0,8}(?=\{\s*[\"}\n\r]|\[\s*[\n\r\[{])")
+_NEXT = re.compile(r"[ \t]*(?=\{\s*[\"}]|\[\s*[\[{])")
 _MAX_MISSES = 300
 _DECODER = json.JSONDecoder(strict=False)
 
 
 def unwrap_all(text: str) -> str:
     """`text` with every line unwrapped, if the first lines all carry a collector's wrapper; else unchanged."""
+    if "\n" not in text.strip():  # one line: a record of a logger, too, is one, and must stay whole
+        inner = unwrap(text)[0]
+        return inner if text.rstrip("\r\n").endswith(inner.rstrip("\r\n")) else text
     sample = [line for line in text[:20000].split("\n")[:-1] if line.strip()][:12]
     if len(sample) < 2 or any(unwrap(line)[0] == line for line in sample):
         return text
@@ -50,6 +54,13 @@ def documents(text: str) -> Iterator[Document]:
             continue
         yield Document(found, line, start, end)
         pos = end
+        while (m := _NEXT.match(text, pos)) and isinstance(found, dict | list):  # written without a break in between
+            try:
+                found, end = _DECODER.raw_decode(text, m.end())
+            except (ValueError, RecursionError):
+                break
+            yield Document(found, line + text.count("\n", start, m.end()), m.end(), end)
+            pos = end
 
 
 def _repair(text: str) -> tuple[object, int] | None:

@@ -247,6 +247,13 @@ class Ras(Fact, frozen=True, kw_only=True):
     dead: int = 0
     ranks: int = 0
 
+    @property
+    def few_are_ahead(self) -> bool:
+        """Whether the ranks that are listed by number are those that have launched most."""
+        top = max((k for _, k in self.counts), default=0)
+        named = {k for n, k in self.counts if n == len(self.minority)}
+        return bool(self.minority) and named == {top} and any(k < top for _, k in self.counts)
+
     def says(self) -> str:
         counts = "; ".join(f"{n} ranks at {k}" for n, k in self.counts)
         who = f", minority: rank {', '.join(map(str, self.minority))}" if self.minority else ""

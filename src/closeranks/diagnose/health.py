@@ -26,7 +26,7 @@ _HARMLESS = frozenset(
     """decode_batch prefill_batch vllm_stats chunk bar http load top_row top_head ps_listing start_step started kv_size
     max_len max_concurrency paused resumed received request_count nccl_ready nccl_p2p registered_graphs host_pool
     jit_session compile recorder_dump ras_report stack_dump batch_size pool trt_iter trt_active acs_off full_mesh
-    core_wait capacity traceback_frame failed_collective_frame""".split()  # noqa: SIM905
+    core_wait capacity aibrix_line traceback_frame failed_collective_frame""".split()  # noqa: SIM905
 )
 _BAD_STATUS = frozenset({408, 429, 499})
 _OURS = ("scheduler", "worker", "engine_core", "api", "detokenizer", "dp_controller", "launcher", "torch")
@@ -91,13 +91,13 @@ def doubts(scene: Scene, ignore: Iterable[str] = ()) -> list[Fact]:
     out += [k for k in scene.kernels if k.name or k.spinning]
     out += scene.spinning
     out += [p for p in scene.processes if p.state[:1] in "TtDZX" and p.state and (p.who is None or p.who.kind in _OURS)]
-    out += [
-        s
-        for stacks in scene.processes_by_kind.values()
-        for s in stacks
-        if position(s.main).kind in ("host_work", "blocking_io", "compile", "gil")
-    ]
-    return out
+    return out + busy_beside(scene)
+
+
+def busy_beside(scene: Scene) -> list[Fact]:
+    """Processes that are no ranks (API server, detokenizer, launcher) and whose main thread does not wait for work."""
+    kinds = ("host_work", "blocking_io", "compile", "gil")
+    return [s for stacks in scene.processes_by_kind.values() for s in stacks if position(s.main).kind in kinds]
 
 
 def was_open(scene: Scene) -> list[Fact]:

@@ -140,6 +140,12 @@ def _others(scene: Scene, m: Match) -> list[str] | None:
         return None
     if m.events or seen:
         reasons.append(f"log: {', '.join(k.replace('_', ' ') for k in [*m.events, *seen])}")
+    for where, pattern in m.values.items():
+        kind, key = where.split(".")
+        hit_value = next((str(v) for e in scene.events(kind) if re.search(pattern, str(v := e.get(key, "")))), None)
+        if hit_value is None:
+            return None
+        reasons.append(f"{kind.replace('_', ' ')}: {key} {hit_value}")
     ops = {c.op for c in scene.collectives}
     if any(o not in ops for o in m.ops):
         return None

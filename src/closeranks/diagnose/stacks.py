@@ -13,6 +13,7 @@ import msgspec
 from closeranks.diagnose.facts import Frame, Stack, Thread
 
 _PLUMBING = {"wrapper", "broadcast_pyobj", "_all_reduce_attn_groups", "inner", "decorate_context"}
+_CONTROL = ("hicache", "pd_poll", "dp_sync", "grammar", "error_path")  # sites of collectives outside the forward pass
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -32,9 +33,19 @@ class Position(msgspec.Struct, frozen=True):
     active: bool = False
 
     @property
+    def callers(self) -> tuple[str, ...]:
+        """The functions that led here, innermost first, without those that only pass the call on."""
+        return tuple(n for n in self.path[1:] if n not in _PLUMBING)
+
+    @property
+    def call(self) -> tuple[str, ...]:
+        """Which call of a control loop this is: two callers. Empty where ranks may stand in different layers."""
+        return self.callers[:2] if self.site in _CONTROL else ()
+
+    @property
     def where(self) -> str:
         """`all_reduce in writing_check`, for people."""
-        names = [n for n in self.path[1:] if n not in _PLUMBING]
+        names = self.callers
         inner = f" in {names[0]}" if names else ""
         return f"{self.op or self.kind.replace('_', ' ')}{inner}"
 
@@ -116,11 +127,12 @@ _COMPILE_NAME = re.compile(
     r"^(ptxas|nvcc|_jit_compile|compile_fx|make_cubin|make_ptx|_compile_kernel|build_extension|compile_deep_gemm|make_llir)$"
 )
 _HOST_WORK = re.compile(
-    r"^(encode|_encode_plus|apply_chat_template|_process_messages|tokenize|batch_encode|__call__|decode|batch_decode|build_fsm|create_fsm_index|compile_grammar|compile_json_schema|compile_regex|_compile|fast_deserialize|dumps|loads|deepcopy|render|preprocess|_preprocess|load_image|process_images|resize|format|collect)$"
+    r"^(encode|_encode_plus|apply_chat_template|_process_messages|tokenize|batch_encode|__call__|decode|batch_decode|build_fsm|create_fsm_index|compile_grammar|compile_json_schema|compile_regex|_compile|fast_deserialize|dumps|loads|deepcopy|render|preprocess|_preprocess|load_image|process_images|resize|format|collect|search|match|sub|findall|finditer|fullmatch|split|extract_\w+|parse_\w+|detect_and_parse)$"
 )
 _HOST_FILE = re.compile(
-    r"tokeniz|transformers/|jinja2|outlines|xgrammar|llguidance|interegular|lm_format|PIL/|serving_|chat_template|image|video|audio|json/|copy\.py|pickle|regex|multimodal"
+    r"(?:^|/)re/__init__|(?:^|/)re\.py|tool_parser|function_call/|reasoning|tokeniz|transformers/|jinja2|outlines|xgrammar|llguidance|interegular|lm_format|PIL/|serving_|chat_template|image|video|audio|json/|copy\.py|pickle|regex|multimodal"
 )
+_GRAMMAR_FILE = re.compile(r"xgrammar|outlines|llguidance|structured_output/|constrained/")
 _KERNEL_FILE = re.compile(
     r"sgl_kernel/|flashinfer/|flash_attn|deep_gemm|deepgemm|triton/runtime/jit|torch/_ops\.py|_custom_ops\.py|flash_mla|aiter/|cutlass_|vllm/_C|marlin|fla/ops|kernels/"
 )
@@ -301,7 +313,8 @@ def _frame_kind(f: Frame, i: int, frames: tuple[Frame, ...]) -> tuple[str, str, 
         and _COMPILE_FILE.search(file)
         and name not in ("run", "_init_handles", "launch_metadata", "_recv_msg", "_read_thread")
     ):
-        return "compile", name, ""
+        grammar = next((g.name for g in frames[i : i + 8] if _GRAMMAR_FILE.search(g.file)), "")
+        return ("host_work", grammar, "host_work") if grammar else ("compile", name, "")
     if _HTTP_FILE.search(file) or (_BLOCKING_IO.match(name) and _BLOCKING_FILE.search(file)):
         return "blocking_io", name, "blocking_io"
     if name in ("getaddrinfo", "gethostbyname", "urlopen"):
@@ -350,6 +363,20 @@ def _idle(f: Frame, outer: list[str], frames: tuple[Frame, ...], i: int) -> bool
 def mode_of(p: Position) -> str:
     """The forward mode that the path names (`forward_extend`, `forward_decode`, …), "" for none."""
     return next((n for n in p.path if _MODE.match(n)), "")
+
+
+def same_call(a: Position, b: Position) -> bool:
+    """Whether two ranks at one site stand in the same call. Of a cut dump only the callers that are left count."""
+    return all(x == y for x, y in zip(a.call, b.call, strict=False))
+
+
+def compiles_grammar(stack: Stack) -> str:
+    """The function in which a helper thread compiles a grammar, "" if none does."""
+    for t in stack.threads:
+        at = position(t)
+        if not t.main and at.kind == "host_work" and t.active and any(_GRAMMAR_FILE.search(f.file) for f in t.frames):
+            return at.op
+    return ""
 
 
 def helper_threads(stack: Stack) -> dict[str, Thread]:

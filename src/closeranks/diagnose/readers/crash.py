@@ -171,6 +171,11 @@ class Signals(SignatureReader):
         Sig("exit_code", "exited with code", r"exited with code (?P<code>\d+)"),
         Sig("exit_code", "Main process exited", r"code=(?P<reason>\w+), status=(?P<code>\d+)"),
         Sig("exit_code", "OOMKilled", r"(?P<reason>OOMKilled)"),
+        Sig("killed_for_memory", "killed by the OOM killer", r"(?=.)"),
+        Sig("killed_for_memory", "oom_kill event", r"Detected (?P<n>\d+) oom_kill event"),
+        Sig("killed_for_memory", "killed due to memory pressure", r"(?P<n>[1-9]\d*) Workers"),
+        Sig("child_crashed", "failed (exitcode:", r"failed \(exitcode: (?P<code>-?\d+)\)(?: local_rank: (?P<index>\d+))?"),
+        Sig("child_crashed", "exited on signal", r"process rank (?P<index>\d+) .*?exited on signal (?P<signal>\d+)"),
         Sig("exit_code", "exitcode", r"exitcode\s*[:=]\s*(?P<code>-?\d+)"),
     )  # fmt: skip
 

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from closeranks.diagnose import names
 from closeranks.diagnose.facts import Event, Fact, Gpu, Process, Value
 from closeranks.diagnose.lines import Line
@@ -200,6 +202,11 @@ class KernelLog(SignatureReader):
         Sig("oom_kill", "oom_reaper: reaped process", r"process (?P<pid>\d+) \((?P<task>[\w:.-]{1,20})\)"),
         Sig("ray_memory_kill", "memory monitor", r"(?i)kill"),
     )  # fmt: skip
+
+    def line(self, line: Line) -> Iterable[Fact]:
+        """Events of the line. A collector's clock says when the ring was read out, not when the process was killed."""
+        for fact in super().line(line):
+            yield replace(fact, time=None) if line.stamped else fact
 
 
 class Containers:

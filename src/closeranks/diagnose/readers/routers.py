@@ -14,6 +14,7 @@ class Routers(SignatureReader):
     NAME = "router-log"
     ABOUT = "Router and gateway lines: no handler, no worker, circuit breaker, a failed leg"
     SIGNATURES = (
+        Sig("aibrix_line", "pd_disaggregation.go", r"(?=.)", whole=True),
         Sig("no_handler", "No handler found", r"(?=.)"),
         Sig("no_worker", "no instances found", r"(?=.)"),
         Sig("no_worker", "No available workers", r"(?=.)"),

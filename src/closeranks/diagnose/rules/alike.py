@@ -11,6 +11,7 @@ from closeranks.diagnose.rules._make import (
     stall_words,
 )
 from closeranks.diagnose.scene import EngineView, Scene
+from closeranks.diagnose.stacks import same_call
 from closeranks.diagnose.verdict import LIKELY, UNDETERMINED, Finding
 
 
@@ -26,9 +27,12 @@ def same_place(scene: Scene) -> list[Finding]:
         if kind not in ("collective", "p2p", "lock", *DEVICE) or (kind == "lock" and not scene.stalls):
             continue
         at = ranks[0].at
-        if len({(r.at.op, r.at.site) for r in ranks}) > 1:
+        if len({(r.at.op, r.at.site) for r in ranks}) > 1 or not all(same_call(at, r.at) for r in ranks):
             continue
         if (at.op, at.site) == ("broadcast", "loop_head"):
+            continue
+        if at.site == "dp_sync" and scene.requests == (0, 0) and not scene.stalls:
+            out.append(_round_without_work(scene, engine))
             continue
         device = kind in DEVICE
         known_missing = engine.missing
@@ -78,6 +82,22 @@ def same_place(scene: Scene) -> list[Finding]:
             )
         )
     return out
+
+
+def _round_without_work(scene: Scene, engine: EngineView) -> Finding:
+    ranks = list(engine.ranks.values())
+    return finding(
+        "UNDETERMINED",
+        UNDETERMINED,
+        f"{labels(ranks)} are in the batch synchronisation of data-parallel attention ({ranks[0].at.where}), which an idle loop enters on every turn; nothing runs and nothing waits.",
+        [*(r.stacks[-1] for r in ranks[:3])],
+        stage=63,
+        engine=engine_name(engine),
+        ranks=places(ranks),
+        next_checks=[
+            "context switches of all main threads over 2 s, or scheduler_stage_seconds_total twice: does the loop turn?"
+        ],
+    )
 
 
 def _some_missing(scene: Scene, engine: EngineView) -> Finding:

@@ -1,9 +1,7 @@
 # ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
 """Processes that are dead, stopped, killed, or refused a resource."""
 
-import re
-
-from closeranks.diagnose.facts import Event, Process
+from closeranks.diagnose.facts import Process
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
     finding,
@@ -12,85 +10,8 @@ from closeranks.diagnose.rules._make import (
 from closeranks.diagnose.scene import Scene
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
-_RANK_TASK = re.compile(r"^(sglang::sched|VLLM::Work|VLLM::Engine|ray::|vllm|trtllm|mpi4py)")
 
-
-_OTHER_TASK = re.compile(
-    r"^(lmcache|mooncake|etcd|redis|nats|infinistore|memcached|minio|aibrix|dynamo|consul|kvstore|lm_?server)"
-)
-
-
-_PYTHON = re.compile(r"^(python|pt_main|pt_)")
-
-
-@rule(
-    4,
-    "DEAD_PEER IPC_OR_EXTERNAL_LOST",
-    "the kernel killed a process for memory: a rank, or a server that the engine depends on",
-)
-def killed_for_memory(scene: Scene) -> Finding | None:
-    kills = scene.events("oom_kill")
-    killed = [e for e in kills if e.get("task")]
-    for e in killed:
-        task = str(e.get("task"))
-        if _OTHER_TASK.match(task):
-            return finding(
-                "IPC_OR_EXTERNAL_LOST",
-                SHOWN,
-                f"{task} (pid {e.get('pid')}), which the engine depends on, was killed for memory.",
-                [e, *scene.stacks[:2], *_waiting(scene)],
-                ranks={r.label: r.at.where for g in scene.engines for r in g.ranks.values()},
-                trigger=f"out of memory: {task} killed",
-                mechanism="a completion that the dead server owed never arrives; the request stays parked and the ranks stay idle",
-                shown=[f"{e.src}: the kernel killed {task}"],
-                decoys=["the ranks' stacks look idle: with a request waiting that is a lost message, not health"],
-                next_checks=["is that process running again, and did the engine reconnect to it?"],
-                workaround=f"restart {task} and the engine; give {task} a memory limit of its own",
-            )
-        if _RANK_TASK.match(task) or _PYTHON.match(task):
-            gone = _absent_ranks(scene)
-            known = bool(_RANK_TASK.match(task))
-            pool = scene.events("host_pool")
-            asked = sum(p.num("gb") or 0 for p in pool)
-            size = scene.flag_number("tp", "tp-size")
-            absent = f": {', '.join(gone)}" if gone else ""
-            note = f" {len(pool)} ranks had asked for {asked:g} GB of host memory" if pool else ""
-            note += f", {size} were to" if pool and size and size > len(pool) else ""
-            return finding(
-                "DEAD_PEER",
-                SHOWN if known or gone else LIKELY,
-                f"A rank was killed for memory ({task}, pid {e.get('pid')}){absent}.{note}",
-                [e, *pool[:2], *scene.events("ps_listing")],
-                missing=gone,
-                trigger="out of memory",
-                mechanism="the others wait for a rank that no longer exists",
-                shown=[f"{e.src}: the kernel killed {task}"]
-                + ([f"{', '.join(gone)} absent from the process list"] if gone else []),
-                next_checks=[
-                    "memory limit of the container against host pools, pinned buffers and weights of all ranks"
-                ],
-                workaround="a smaller host pool (--hicache-size, --hicache-ratio) or a larger memory limit",
-            )
-    if kills and (scene.has("exit_code") or not scene.stacks):
-        return finding("DEAD_PEER", LIKELY, "A process was killed for memory; which one is not in the evidence.", kills)
-    for e in scene.events("exit_code"):
-        if e.get("reason") == "OOMKilled":
-            return finding(
-                "DEAD_PEER",
-                LIKELY,
-                "A container of the engine was killed for memory.",
-                [e],
-                trigger="out of memory",
-                next_checks=["kubectl describe pod, dmesg: which process, which limit"],
-            )
-    return None
-
-
-def _waiting(scene: Scene) -> list[Event]:
-    return [b for b in scene.batches[-1:] if (b.num("waiting") or b.num("queue") or 0) > 0]
-
-
-def _absent_ranks(scene: Scene) -> list[str]:
+def absent_ranks(scene: Scene) -> list[str]:
     """Ranks that ought to be in the process list and are not."""
     if not scene.has("ps_listing"):
         return []
@@ -170,7 +91,7 @@ def processes_gone(scene: Scene) -> Finding | None:
         engines = sorted({scene.engine_of(p.pid) for p in stopped} - {""})
         return finding(
             "MISSING_PARTICIPANT",
-            SHOWN,
+            LIKELY if scene.live else SHOWN,
             f"{labels_of(stopped)}{f' of {engines[0]}' if len(engines) == 1 else ''} is stopped (state T): signalled, traced or frozen; its peers wait for it.",
             [*stopped],
             engine=engines[0] if len(engines) == 1 else "",
@@ -179,7 +100,27 @@ def processes_gone(scene: Scene) -> Finding | None:
             mechanism="a stopped process takes part in nothing",
             next_checks=["who stopped it: a debugger, SIGSTOP, a cgroup freezer? SIGCONT lets it go on"],
         )
-    return None
+    return _not_listed(scene)
+
+
+def _not_listed(scene: Scene) -> Finding | None:
+    """Ranks that wait in a collective beside one that the process list of their host lacks."""
+    several_hosts = (scene.flag_number("nnodes") or 1) > 1
+    gone = [] if several_hosts else absent_ranks(scene)
+    waiting = [r for e in scene.engines for r in e.at("collective", "collective_device") if r.label not in gone]
+    if not gone or not waiting or len(gone) >= len(waiting) or scene.live:
+        return None
+    return finding(
+        "DEAD_PEER",
+        LIKELY,
+        f"{', '.join(gone[:8])} {'is' if len(gone) == 1 else 'are'} not in the process list; the other ranks wait.",
+        [*scene.events("ps_listing")[:1], *(r.stacks[-1] for r in waiting[:2])],
+        ranks=places(waiting),
+        missing=gone,
+        mechanism="the others wait for a rank that no longer exists",
+        likely=["a list that was filtered, or of another host, lacks a rank as well"],
+        next_checks=["the whole process list of that host, exit codes, dmesg"],
+    )
 
 
 def _stays_stopped(scene: Scene, pid: int) -> bool:
@@ -227,6 +168,8 @@ def port_in_use(scene: Scene) -> Finding | None:
     taken = scene.events("port_in_use")
     if not taken or any(e.time and taken[-1].time and e.time > taken[-1].time for e in scene.events("started")):
         return None
+    if any(b.src.file == taken[-1].src.file and b.src > taken[-1].src for b in scene.batches):
+        return None  # it came up all the same
     port = next((e.get("port") for e in taken if e.get("port") is not None), None)
     who = next((e.who.label for e in taken if e.who), "")
     return finding(
@@ -249,7 +192,7 @@ def port_in_use(scene: Scene) -> Finding | None:
 @rule(12, "DEAD_PEER", "an executor or launcher reports that a worker died")
 def worker_died(scene: Scene) -> Finding | None:
     died = scene.events("worker_died")
-    killed = [e for e in scene.events("child_crashed") if e.get("code") in (-9, 137, -15)]
+    killed = [e for e in scene.events("child_crashed") if e.get("code") in _KILLED or e.get("signal") in (9, 15)]
     if not died and not killed:
         return None
     e = (died or killed)[0]

@@ -30,6 +30,8 @@ def resident_kernel(scene: Scene) -> Finding | None:
     if nccl and len(nccl) == len(resident) and not empty:
         return None
     one_side = bool(empty) and not spin
+    # A kernel that works is resident, too, and waits in barriers: a second sign must say that it does so for long.
+    held = scene.ras or scene.spinning or scene.stalls or any(e.at(*DEVICE) for e in scene.engines)
     if one_side:
         summary = f"Device {k.device} polls in {k.name} for a peer; device {empty[0].device} runs no kernel: its stream stopped before it got there."
         mechanism = "the idle device is the laggard; the spinning one only waits for it"
@@ -38,7 +40,7 @@ def resident_kernel(scene: Scene) -> Finding | None:
         mechanism = "the kernel waits for an arrival that does not come; the host waits for the kernel"
     return finding(
         "DEVICE_HANG",
-        SHOWN if spin or (one_side and len(scene.engines) <= 1) else LIKELY,
+        SHOWN if held and (spin or (one_side and len(scene.engines) <= 1)) else LIKELY,
         summary,
         [*resident[:3], *empty[:2], *ok[:1], *scene.spinning[:2], *(s for s in scene.stacks[:2])],
         ranks=places(r for g in scene.engines for r in g.ranks.values()),
@@ -208,6 +210,23 @@ _FATAL_XIDS = frozenset({48, 62, 74, 79, 94, 95, 119, 120, 140})
 @rule(27, "DEVICE_HANG", "the driver reported a broken GPU, and hosts wait for their devices")
 def broken_device(scene: Scene) -> Finding | None:
     faults = [e for e in scene.events("xid") if e.get("xid") in _FATAL_XIDS]
+    late = [c for c in scene.collectives if c.state == "timeout"]
+    if faults and late and not scene.engines:
+        return finding(
+            "DEVICE_HANG",
+            LIKELY,
+            f"The driver reported Xid {faults[0].get('xid')}, and collectives timed out: a GPU or its link failed.",
+            [*faults[:3], *late[:3]],
+            ranks={c.who.label: f"{c.op} #{c.seq}" for c in late[:64] if c.who},
+            trigger=f"Xid {faults[0].get('xid')}",
+            mechanism="work on the failed device never ends, and the collectives that need it do not either",
+            decoys=["the ranks that time out are the ones that wait"],
+            next_checks=[
+                "the time of the Xid against the start of the time-out",
+                "which rank ran on the device that the driver names",
+            ],
+            workaround="drain the node, reset or replace the device",
+        )
     for engine in scene.engines:
         waits = engine.at(*DEVICE)
         if not faults or not waits or len(waits) < len(engine.ranks) or any(r.moving for r in waits):

@@ -91,6 +91,28 @@ def lost_connection(scene: Scene) -> Finding | None:
     )
 
 
+@rule(32, "DEAD_PEER", "the process that holds the rendezvous store is gone, and nothing in the log says why")
+def store_gone(scene: Scene) -> Finding | None:
+    lost = scene.events("store_lost")
+    louder = "exception rank_exception fatal child_crashed exit_code oom_kill engine_dead worker_died peer_closed peer_timeout gloo_timeout teardown"
+    if not lost or scene.has(*louder.split()) or scene.collectives:
+        return None
+    who = sorted({e.who.label for e in lost if e.who}, key=lambda label: (len(label), label))
+    return finding(
+        "DEAD_PEER",
+        LIKELY,
+        f"The process that holds the rendezvous store (rank 0, as a rule) ended; {len(who) or 'some'} ranks lost it.",
+        lost[:4],
+        ranks={w: "lost the store" for w in who[:16]},
+        missing=["rank 0"] if who and "rank 0" not in who else [],
+        mechanism="the store lives in one process; whoever asks it after its end gets a closed connection",
+        shown=[f"{lost[0].src}: the store's connection is closed"],
+        likely=["its end is the cause, or itself the echo of a crash: its own log tells"],
+        decoys=["the ranks that print this are survivors"],
+        next_checks=["the log of the process on the store's host, before this time; its exit code; dmesg there"],
+    )
+
+
 @rule(33, "CRASH_LOOKS_LIKE_HANG", "a rank raised or died of a signal, and the others wait")
 def crashed_rank(scene: Scene) -> Finding | None:
     if scene.has("port_in_use", "store_timeout", "cache_sender_error", "ctx_transfer_timeout"):

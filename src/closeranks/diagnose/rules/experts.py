@@ -101,11 +101,16 @@ def deepep_column(scene: Scene) -> Finding | None:
     )
 
 
+_BAR_STANDS = 300.0  # seconds that a log goes on after the last step of a bar, after which the bar counts as standing
+
+
 @rule(15, "NOT_HUNG_SLOW_OR_CAPACITY", "a kernel compilation is under way while a peer's fixed timer ran out")
 def slow_compile(scene: Scene) -> Finding | None:
     bars = [e for e in scene.events("bar") if e.get("work") == "jit"]
     sessions = scene.events("jit_session", "compile")
     moving = len(bars) >= 2 and (bars[-1].num("done") or 0) > (bars[0].num("done") or 0)
+    ends = [f.time for f in scene.facts if f.time is not None and bars and f.src.file == bars[-1].src.file]
+    stale = bool(ends) and bars[-1].time is not None and max(ends) - bars[-1].time > _BAR_STANDS
     waits = scene.events(
         "deepep_host_timeout", "deepep_cell", "shm_wait", "rpc_timeout", "probe_failed", "health_failed"
     )
@@ -118,8 +123,8 @@ def slow_compile(scene: Scene) -> Finding | None:
     who = next((s.who.label for s in sessions if s.who), "")
     return finding(
         "NOT_HUNG_SLOW_OR_CAPACITY",
-        SHOWN if moving else LIKELY,
-        f"{who or 'A rank'} is compiling kernels ({bars[-1].get('percent')} %{', moving' if moving else ''}); a peer's fixed timer ran out first.",
+        SHOWN if moving and not stale else LIKELY,
+        f"{who or 'A rank'} is compiling kernels ({bars[-1].get('percent')} %{', moving' if moving and not stale else ''}); a peer's fixed timer ran out first.",
         [*sessions[:1], *bars[:1], *bars[-1:], *waits[:2]],
         mechanism="a cold kernel cache takes longer than the peer's timer, which measures duration and not progress",
         shown=["the progress bar moves"] if moving else [],

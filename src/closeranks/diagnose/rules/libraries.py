@@ -3,6 +3,7 @@
 
 import re
 
+from closeranks.diagnose.facts import Ras
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
     finding,
@@ -170,6 +171,8 @@ def ras_laggard(scene: Scene) -> Finding | None:
     top = max(k for _, k in r.counts)
     behind = [k for _, k in r.counts if k < top]
     few = ", ".join(f"rank {n}" for n in r.minority[:8]) or "a few ranks"
+    if r.few_are_ahead:
+        return _few_ahead(r, frozen, few, top)
     version = scene.version("nccl")
     affected = (
         version is not None
@@ -205,6 +208,23 @@ def ras_laggard(scene: Scene) -> Finding | None:
     )
 
 
+def _few_ahead(r: Ras, frozen: list[Ras], few: str, top: int) -> Finding:
+    """RAS lists the few, who here have launched more than the rest: they are the ones that wait."""
+    rest = sum(n for n, k in r.counts if k < top)
+    return finding(
+        "MISSING_PARTICIPANT",
+        LIKELY,
+        f"{rest} ranks have not launched {r.op or 'operation'} #{top}, the same in both snapshots; {few} {'has' if len(r.minority) == 1 else 'have'} and wait{'s' if len(r.minority) == 1 else ''} for them.",
+        frozen[:3],
+        ranks={f"rank {n}": f"launched {r.op} #{top}" for n in r.minority[:16]},
+        ahead=[f"rank {n}" for n in r.minority[:16]],
+        mechanism="the many are held up before this operation: by the host, or by another communicator",
+        shown=["two RAS snapshots with equal counts: not the transient mismatch of a live job"],
+        decoys=[f"{few}: listed because they are few, not because they are late"],
+        next_checks=["py-spy dump of some of the ranks that are not listed", "the other communicators of the report"],
+    )
+
+
 @rule(18, "NETWORK_OR_TRANSPORT", "peer-to-peer over PCIe is redirected, and the first collective never ends")
 def redirected_p2p(scene: Scene) -> Finding | None:
     redirect = scene.events("acs_redirect")
@@ -222,6 +242,27 @@ def redirected_p2p(scene: Scene) -> Finding | None:
         + (["both devices spin in the first collective"] if len(spin) > 1 else []),
         next_checks=["NCCL_P2P_DISABLE=1: does the first collective pass?", "lspci -vvv | grep ACSCtl on all bridges"],
         workaround="NCCL_P2P_DISABLE=1, or ACS off (BIOS, setpci)",
+    )
+
+
+@rule(39, "NETWORK_OR_TRANSPORT", "NCCL could not open a network device, and devices or ranks wait")
+def device_not_opened(scene: Scene) -> Finding | None:
+    unopened = scene.events("nccl_device_unopened")
+    if not unopened or not (scene.spinning or scene.stalls):
+        return None
+    ignored = scene.env("NCCL_IGNORE_NET_MISMATCH")
+    return finding(
+        "NETWORK_OR_TRANSPORT",
+        LIKELY,
+        "NCCL could not open one of its network devices; channels that the peer built on it have no other end.",
+        [*unopened[:3], ignored, *scene.spinning[:2], *scene.stalls[:1]],
+        mechanism="ranks see different sets of devices; initialisation passes and the first transfer over the missing one waits for ever",
+        shown=[f"{unopened[0].src}: a device was not opened"],
+        next_checks=[
+            "ibv_devinfo on both hosts, in the containers",
+            "NCCL_IB_HCA restricted to devices that both have",
+        ],
+        workaround="the same devices in both containers" + ("; unset NCCL_IGNORE_NET_MISMATCH" if ignored else ""),
     )
 
 

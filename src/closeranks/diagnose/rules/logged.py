@@ -203,9 +203,10 @@ def not_joined(scene: Scene) -> Finding | None:
     op = mine[0].get("op", "")
     of_group = f" of {mine[0].get('group')}" if mine[0].get("group") else ""
     dumps = len(scene.events("recorder_dump"))
+    blocks = {(e.get("group"), e.get("seq")) for e in missing}  # a dump that was not read is missing from all of them
     return finding(
         "MISSING_PARTICIPANT",
-        SHOWN if joined or (mine[0].kind == "fr_missing" and not dumps) else LIKELY,
+        SHOWN if joined or (mine[0].kind == "fr_missing" and not dumps and len(blocks) == 1) else LIKELY,
         f"Ranks {', '.join(map(str, who[:16]))} did not join {op or 'collective'} #{last}{of_group}.",
         [*mine[:4], *joined[:3]],
         missing=[f"rank {r}" for r in who],

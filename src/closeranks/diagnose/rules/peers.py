@@ -114,6 +114,25 @@ def capacity_timeouts(scene: Scene) -> Finding | None:
     )
 
 
+@rule(43, "DEAD_PEER", "decode lost its prefill engine: the heartbeat went unanswered")
+def prefill_lost(scene: Scene) -> Finding | None:
+    lost = scene.events("peer_lost")
+    if not lost:
+        return None
+    affected = sum(int(e.num("affected") or 0) for e in lost)
+    return finding(
+        "DEAD_PEER",
+        LIKELY,
+        f"Decode lost its prefill engine: two heartbeats in a row were not answered{f'; {affected} requests failed with it' if affected else ''}.",
+        [*lost[:2], *failures(scene)[:2]],
+        missing=["prefill"],
+        mechanism="the heartbeat asks the bootstrap server in prefill's main process: its process, host or network is gone, or that process does not get to answer",
+        likely=["why prefill does not answer is on its own side"],
+        decoys=["the transfers that fail at that moment are the echo"],
+        next_checks=["prefill: does the process live, does its port answer? Its log at that time"],
+    )
+
+
 @rule(48, "REQUEST_LEAK", "the engine computes for requests whose client is gone")
 def orphans(scene: Scene) -> Finding | None:
     lost = scene.events("orphan_output")
@@ -123,7 +142,8 @@ def orphans(scene: Scene) -> Finding | None:
     oom = scene.has("oom_kill")
     return finding(
         "REQUEST_LEAK",
-        SHOWN,
+        # An abort on its way leaves a few such lines as well: shown is the leak by what still runs afterwards.
+        SHOWN if lost[0].time is not None and scene.gen_after(lost[0].time + 20) else LIKELY,
         f"Requests go on after their client left: {len(lost)} outputs for a request whose state was deleted.",
         [*lost[:2], *scene.batches[-1:], *scene.events("health_failed")[:1], *killed[:2]],
         trigger="a client disconnected mid-stream and the abort was lost",

@@ -1,9 +1,6 @@
 # ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
 """Main threads of one group in different places."""
 
-import re
-from collections import defaultdict
-
 from closeranks.diagnose.facts import Event, Thread
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
@@ -16,6 +13,7 @@ from closeranks.diagnose.rules._make import (
     stall_words,
     sure,
 )
+from closeranks.diagnose.rules._places import Place, groups, places_of, site_words, sized_by_rank
 from closeranks.diagnose.scene import EngineView, RankView, Scene
 from closeranks.diagnose.stacks import mode_of
 from closeranks.diagnose.verdict import LIKELY, SHOWN, UNDETERMINED, Finding
@@ -31,7 +29,10 @@ def different_places(scene: Scene) -> list[Finding]:
     for engine in scene.engines:
         if scene.only(engine).live:  # dumps of ranks are not simultaneous: a loop that turns can look like this
             continue
-        for ranks in _groups(engine):
+        if turned := [r for r in engine.ranks.values() if r.turned]:
+            out.append(_turning(engine, turned))
+            continue
+        for ranks in groups(engine):
             found = _compare(scene, engine, ranks)
             if found is not None:
                 out.append(found)
@@ -39,38 +40,44 @@ def different_places(scene: Scene) -> list[Finding]:
     return out
 
 
-def _groups(engine: EngineView) -> list[list[RankView]]:
-    """Ranks that share collectives: a pipeline stage's, or data-parallel engine cores."""
-    stages = engine.by_stage()
-    return [
-        [r for r in ranks if (r.who.kind == "engine_core") == core]
-        for ranks in stages.values()
-        for core in (False, True)
-        if sum((r.who.kind == "engine_core") == core for r in ranks) > 1
-    ]
+def _turning(engine: EngineView, turned: list[RankView]) -> Finding:
+    return finding(
+        "UNDETERMINED",
+        UNDETERMINED,
+        f"{labels(turned)} went from one collective to another between the last two dumps: what it waited in completes, and dumps of ranks are not simultaneous.",
+        [s for r in turned[:2] for s in r.stacks[-2:]],
+        stage=65,
+        engine=engine_name(engine),
+        ranks=places(engine.ranks.values()),
+        decoys=["ranks in different collectives in one round of dumps"],
+        next_checks=[
+            "a third round, and context switches of all main threads over 2 s between the last two",
+            "two scrapes of the counters: do stages or tokens move?",
+        ],
+    )
 
 
 def _compare(scene: Scene, engine: EngineView, ranks: list[RankView]) -> Finding | None:
     waiting = [r for r in ranks if r.at.kind in WAITS]
     if not waiting:
         return None
-    places_of = _places(waiting)
+    stand = places_of(waiting)
     elsewhere = [r for r in ranks if r not in waiting]
     # An entry rank that polls for requests while the others wait for its broadcast is the picture of an idle engine.
-    if set(places_of) <= {("broadcast", "loop_head")} and all(r.at.kind == "idle" for r in elsewhere):
+    if set(stand) <= {Place("broadcast", "loop_head")} and all(r.at.kind == "idle" for r in elsewhere):
         return None
     ep = [r for r in elsewhere if r.at.kind == "ep_dispatch"]
-    if ep and len(places_of) == 1:
+    if ep and len(stand) == 1:
         return _split_by_group(scene, engine, ranks, waiting, ep)
-    if len(places_of) > 1:
+    if len(stand) > 1:
         modes = {mode_of(r.at) for r in waiting}
-        if {k[1] for k in places_of} <= {"forward", ""} and len({k[0] for k in places_of}) == 1:
-            return None if len(modes) < 2 else _desync(scene, engine, ranks, places_of, same_op=True)
-        return _desync(scene, engine, ranks, places_of)
-    (op, site), _inside = next(iter(places_of.items()))
+        if {k.site for k in stand} <= {"forward", ""} and len({k.op for k in stand}) == 1:
+            return None if len(modes) < 2 else _desync(scene, engine, ranks, stand, same_op=True)
+        return _desync(scene, engine, ranks, stand)
+    op, site, _ = next(iter(stand))
     modes = {mode_of(r.at) for r in waiting if mode_of(r.at)}
     if site == "forward" and len(modes) > 1 and not elsewhere:
-        return _desync(scene, engine, ranks, places_of, same_op=True)
+        return _desync(scene, engine, ranks, stand, same_op=True)
     if not elsewhere or site in ("startup", "pp"):
         return None
     kinds = {r.at.kind for r in elsewhere}
@@ -101,27 +108,17 @@ def _compare(scene: Scene, engine: EngineView, ranks: list[RankView]) -> Finding
     )
 
 
-def _places(waiting: list[RankView]) -> dict[tuple[str, str], list[RankView]]:
-    """(operation, site) → ranks. A rank whose outer frames are unknown stands with others in the same operation."""
-    out: dict[tuple[str, str], list[RankView]] = defaultdict(list)
-    for r in sorted(waiting, key=lambda r: not r.at.site):
-        op = re.sub(r"^_|_into_tensor|_object|_list|_base|_coalesced|_tensor(?=$|_)", "", r.at.op).replace("_", "")
-        known = next((k for k in out if k[0] == op and (k[1] == r.at.site or not r.at.site)), None)
-        out[known or (op, r.at.site)].append(r)
-    return {(v[0].at.op, k[1]): v for k, v in out.items()}
-
-
 def _desync(
     scene: Scene,
     engine: EngineView,
     ranks: list[RankView],
-    where: dict[tuple[str, str], list[RankView]],
+    where: dict[Place, list[RankView]],
     same_op: bool = False,
 ) -> Finding:
-    head = [r for k, v in where.items() if k[1] == "loop_head" for r in v]
-    parts = "; ".join(f"{labels(v)} in {k[0]}{f' ({_site_words(v[0])})'}" for k, v in where.items())
+    head = [r for k, v in where.items() if k.site == "loop_head" for r in v]
+    parts = "; ".join(f"{labels(v)} in {k.op}{f' ({site_words(v[0])})'}" for k, v in where.items())
     trigger = _trigger(scene)
-    passed = bool(head) and _sized_by_rank(where) and not scene.collectives
+    passed = sized_by_rank(where) and not scene.collectives
     certainty = LIKELY if same_op or passed else sure(scene, engine)
     quiet = scene.silence(engine.name)
     own = scene.only(engine)
@@ -151,7 +148,7 @@ def _desync(
         likely=(["the frame where ranks stand can be one or more collectives after the real divergence"])
         + (
             [
-                f"{labels(head)} skipped it, or took part with another number of elements: its size is the length of a rank's own queue"
+                f"{labels(head) if head else 'ranks ahead'} skipped it, or took part with another number of elements: its size is the length of a rank's own queue"
             ]
             if passed
             else []
@@ -180,20 +177,6 @@ def _desync(
             ]
         ),
     )
-
-
-def _sized_by_rank(where: dict[tuple[str, str], list[RankView]]) -> bool:
-    """Whether ranks wait in a collective whose payload is as long as a queue of their own.
-
-    gloo lets the rank with the shorter payload return: ranks found one operation ahead may then have skipped this one,
-    or taken part in it with another size. Stacks cannot tell.
-    """
-    return any(site == "pd_poll" for _, site in where)
-
-
-def _site_words(r: RankView) -> str:
-    names = [n for n in r.at.path[1:] if n not in ("wrapper", "broadcast_pyobj", "_all_reduce_attn_groups")]
-    return " ← ".join(names[:2]) if names else r.at.site or "unknown"
 
 
 def _trigger(scene: Scene) -> list[Event]:
@@ -233,7 +216,7 @@ def _split_by_group(
     return finding(
         "MISSING_PARTICIPANT",
         sure(scene, engine),
-        f"{labels(waiting)} wait in {waiting[0].at.op} ({_site_words(waiting[0])}); {labels(ep)} are past it in expert dispatch.",
+        f"{labels(waiting)} wait in {waiting[0].at.op} ({site_words(waiting[0])}); {labels(ep)} are past it in expert dispatch.",
         [*(r.stacks[-1] for r in [*waiting[:2], *ep[:2]]), *scene.stalls[:1]],
         stage=28,
         engine=engine_name(engine),

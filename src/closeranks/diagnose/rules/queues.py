@@ -12,7 +12,7 @@ from closeranks.diagnose.rules._make import (
     places,
 )
 from closeranks.diagnose.scene import Scene
-from closeranks.diagnose.stacks import position
+from closeranks.diagnose.stacks import compiles_grammar, position
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
 
@@ -53,6 +53,8 @@ def lost_message(scene: Scene) -> Finding | None:
         all_idle = ranks and all(
             r.at.kind == "idle" or (r.at.op, r.at.site) == ("broadcast", "loop_head") for r in ranks
         )
+        if all_idle and any(compiles_grammar(r.stacks[-1]) for r in ranks):
+            continue  # the request waits for its grammar, not for a message
         if all_idle and (running > 0 or waiting > 0) and not scene.gen_after(None):
             return finding(
                 "IPC_OR_EXTERNAL_LOST",
@@ -69,6 +71,39 @@ def lost_message(scene: Scene) -> Finding | None:
                     "is the external store or peer alive?",
                 ],
             )
+    return None
+
+
+@rule(
+    57,
+    "FRONTEND_OR_CPU_BOUND",
+    "the engine core works on the CPU, or a thread of it compiles a grammar, while workers idle",
+)
+def core_works_on_cpu(scene: Scene) -> Finding | None:
+    for engine in scene.engines:
+        ranks = list(engine.ranks.values())
+        busy = [r for r in ranks if r.who.kind in ("engine_core", "scheduler") and r.at.kind == "host_work"]
+        grammar = next((w for r in ranks if (w := compiles_grammar(r.stacks[-1]))), "")
+        rest = [r for r in ranks if r not in busy]
+        if not (busy or grammar) or scene.only(engine).live or scene.gen_after(None):
+            continue
+        if not all(r.at.kind == "idle" or (r.at.op, r.at.site) == ("broadcast", "loop_head") for r in rest):
+            continue
+        who = busy[0].label if busy else "A helper thread"
+        return finding(
+            "FRONTEND_OR_CPU_BOUND",
+            LIKELY,
+            f"{who} works on the CPU in {busy[0].at.where if busy else grammar}; {'the workers wait' if rest else 'nothing else runs'}.",
+            [*(r.stacks[-1] for r in [*busy[:1], *ranks[:2]]), *gauges(scene)],
+            engine=engine_name(engine),
+            ranks=places(ranks),
+            mechanism="a grammar is compiled before its request can be scheduled"
+            if grammar or "compile" in busy[0].at.op
+            else "the loop's own thread works, so nothing is scheduled meanwhile",
+            decoys=["idle workers look like a lost message"],
+            next_checks=["a second dump after 10 s: the same frame?", "the schema or input of the request that waits"],
+            workaround="a simpler schema, or a limit on the time that a compilation may take" if grammar else "",
+        )
     return None
 
 
@@ -152,7 +187,7 @@ def admits_nothing(scene: Scene) -> Finding | None:
     )
     return finding(
         "SCHEDULER_LIVELOCK",
-        LIKELY if not any(r.moving for r in turning) or usage is None else SHOWN,
+        SHOWN if any(r.moving for r in turning) and usage is not None and per_stage else LIKELY,
         f"The scheduler turns and admits nothing: 0 running, {waiting:g} waiting{f', {usage:.0%} of the pool used' if usage is not None else ''}.",
         [
             *(s for r in turning[:1] for s in r.stacks[:2]),
@@ -198,13 +233,15 @@ def frontend_blocked(scene: Scene) -> Finding | None:
                 continue
             if kind == "launcher" and not {"run_forever", "_run_once", "run_until_complete"} & set(at.path):
                 continue  # a launcher that serves no requests
-            t = min((e.time for e in scene.events("health_failed", "probe_failed") if e.time is not None), default=None)
+            failed = scene.events("health_failed", "probe_failed", "container_killed")
+            t = min((e.time for e in failed if e.time is not None), default=None)
             progress = scene.gen_after(None)
             if at.kind == "running" and not progress:
                 continue
             return finding(
                 "FRONTEND_OR_CPU_BOUND",
-                SHOWN if at.kind == "host_work" and len(progress) >= 2 else LIKELY,
+                # Such work is what a detokenizer is for: one dump cannot tell whether there is too much of it.
+                SHOWN if failed and at.kind == "host_work" and len(progress) >= 2 and kind != "detokenizer" else LIKELY,
                 f"The {kind} process is busy in {at.where}{' and holds the GIL' if s.main and s.main.gil else ''}; the engine {'decodes on' if progress else 'is not at fault'}.",
                 [s, *progress[-2:], *scene.events("probe_failed", "health_failed", "container_killed")[:2]],
                 ranks={kind: at.where},

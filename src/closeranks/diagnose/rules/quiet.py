@@ -168,7 +168,9 @@ def long_step(scene: Scene) -> Finding | None:
 def start_never_ends(scene: Scene) -> Finding | None:
     steps = scene.events("start_step")
     waits = scene.events("core_wait")
-    if scene.has("started") or scene.batches or not (len(waits) >= 2 or steps):
+    bars = [e for e in scene.events("bar") if e.get("work") == "capture"][-1:]
+    capture = [e for e in bars if (e.num("percent") or 0) < 100] if scene.has("shm_wait") else []
+    if scene.has("started") or scene.batches or not (len(waits) >= 2 or steps or capture):
         return None
     if scene.has("teardown") and scene.has("rank_exception", "exception", "fatal"):  # it ended, by the launcher's hand
         return None
@@ -181,7 +183,7 @@ def start_never_ends(scene: Scene) -> Finding | None:
         "STARTUP",
         LIKELY,
         "The start does not end" + ("; ranks stand at different steps." if apart else "."),
-        [*steps[-4:], *waits[-2:]],
+        [*steps[-4:], *waits[-2:], *capture, *(scene.events("shm_wait")[-1:] if capture else ())],
         ranks=last,
         mechanism="one rank or process has not finished a step that the others wait for",
         next_checks=[
@@ -203,7 +205,7 @@ def nothing_to_do(scene: Scene) -> Finding | None:
     )
     if scene.has(*trouble.split()) or scene.stalls or scene.hints or any(b.num("gen") for b in scene.batches[-2:]):
         return None
-    if health.open_work(scene) or any((b.num("kv") or 0) >= 5 for b in scene.batches[-2:]):
+    if health.busy_beside(scene) or health.open_work(scene) or any((b.num("kv") or 0) >= 5 for b in scene.batches[-2:]):
         return None
     return finding(
         "HEALTHY_IDLE",

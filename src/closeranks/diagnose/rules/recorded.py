@@ -36,7 +36,8 @@ def recorder_laggard(scene: Scene) -> Finding | None:
         whole = bool(members) and len(ranks) == len(members)
         return finding(
             "MISSING_PARTICIPANT",
-            SHOWN if whole else LIKELY,
+            # Dumps are not simultaneous, and a live job's ranks are operations apart: a time-out tells them from that.
+            SHOWN if whole and scene.stalls else LIKELY,
             f"{', '.join(behind)} enqueued {min(s.enqueued for s in behind.values())} operations of group {group}; the others wait in #{top}.",
             [*waiting[:3], *behind.values()],
             ranks={(c.who.label if c.who else c.dump): f"{c.op} #{c.seq}" for c in waiting},
@@ -49,6 +50,9 @@ def recorder_laggard(scene: Scene) -> Finding | None:
     return None
 
 
+_OWN_SIZES = ("alltoall", "alltoallv", "gather", "scatter")  # operations to which each rank may bring its own size
+
+
 @rule(
     61,
     "SYMMETRIC_WAIT MISSING_PARTICIPANT NETWORK_OR_TRANSPORT",
@@ -58,7 +62,8 @@ def watchdogs_agree(scene: Scene) -> Finding | None:
     by: dict[tuple[str, int, str, int | None], dict[int, Collective]] = defaultdict(dict)
     for c in scene.collectives:
         if c.origin == "watchdog" and not c.p2p and c.who and c.who.rank is not None:
-            by[c.group, c.seq, c.op, c.numel_in][c.who.rank] = c
+            size = None if c.op in _OWN_SIZES else c.numel_in
+            by[c.group, c.seq, c.op, size][c.who.rank] = c
     if not by:
         return None
     (group, seq, op, _numel), ranks = max(by.items(), key=lambda kv: len(kv[1]))
@@ -109,6 +114,38 @@ def watchdogs_agree(scene: Scene) -> Finding | None:
             "NCCL WARN lines and link counters at that time",
         ],
     )
+
+
+@rule(
+    61, "SYMMETRIC_WAIT", "recorder dumps of all members: the same operation of the same size, started and not finished"
+)
+def recorders_agree(scene: Scene) -> Finding | None:
+    last: dict[str, dict[str, Collective]] = defaultdict(dict)
+    for c in scene.collectives:
+        rank = c.who.label if c.who else c.dump
+        if c.origin == "recorder" and not c.p2p and c.seq >= last[c.group].get(rank, c).seq:
+            last[c.group][rank] = c
+    for group, by in last.items():
+        alike = {(c.seq, c.op, c.numel_in) for c in by.values()}
+        numbers = [c.who.rank for c in by.values() if c.who and c.who.rank is not None]
+        told = next((s.members for s in scene.group_status if s.group == group and s.members), ())
+        members = told or range(max(numbers, default=-1) + 1)
+        open_ = all(c.state in ("started", "scheduled") for c in by.values())
+        if len(by) < 2 or len(alike) > 1 or not open_ or len(members) != len(by) or scene.engines:
+            continue
+        ((seq, op, _size),) = alike
+        return finding(
+            "SYMMETRIC_WAIT",
+            LIKELY,
+            f"All {len(by)} ranks of group {group} are in the same {op} #{seq}, same size, and none has finished it: no desync among them.",
+            list(by.values())[:5],
+            ranks={rank: f"{c.op} #{c.seq} ({c.state})" for rank, c in by.items()},
+            mechanism="undetermined: the transport, or a device that does not reach the operation",
+            shown=["recorder dumps of all members of the group agree"],
+            decoys=["a recorder that was dumped while the job ran shows the same for a moment"],
+            next_checks=["a second dump: has the sequence number moved?", "nvidia-smi utilisation and power per GPU"],
+        )
+    return None
 
 
 @rule(27, "PP_STALL UNMATCHED_COLLECTIVE_OR_P2P", "watchdogs or recorders: point-to-point operations that do not pair")

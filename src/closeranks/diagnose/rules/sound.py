@@ -57,7 +57,7 @@ def idle(scene: Scene) -> Finding | None:
     running, waiting = scene.requests
     ranks = [r for e in scene.engines for r in e.ranks.values()]
     rest = [r for r in ranks if r.at.kind == "idle"]
-    waits = [r for r in ranks if (r.at.op, r.at.site) == ("broadcast", "loop_head")]
+    waits = [r for r in ranks if (r.at.op, r.at.site) == ("broadcast", "loop_head") or _waits_for_first_stage(r)]
     rows = [
         e
         for e in scene.events("top_row")
@@ -106,6 +106,11 @@ def idle(scene: Scene) -> Finding | None:
     )
 
 
+def _waits_for_first_stage(r: RankView) -> bool:
+    """A later pipeline stage at the head of its loop: it takes its requests from the stage before."""
+    return bool(r.who.pp) and r.at.kind == "p2p" and r.at.op.startswith("recv") and "recv_requests" in r.at.path
+
+
 def _polls_beside_work(work: list[Fact], rest: list[RankView], scene: Scene) -> Finding:
     """Loops that poll while requests are in a queue on their way: for a moment that is how a hand-over looks."""
     return finding(
@@ -126,21 +131,11 @@ def _unfinished(scene: Scene) -> list[Event]:
     return scene.events("worker_died", "engine_dead", "rpc_timeout", "child_crashed", "oom_kill")
 
 
-@rule(72, "NOT_HUNG_SLOW_OR_CAPACITY", "tokens flow")
-def tokens_flow(scene: Scene) -> Finding | None:
+@rule(72, "NOT_HUNG_SLOW_OR_CAPACITY", "tokens flow, and what arrives is blank")
+def blank_output(scene: Scene) -> Finding | None:
     gen = scene.gen_after(None)
     chunks = scene.events("chunk")
     blank = [c for c in chunks if c.get("blank")]
-    if any("tokens" in m.name for m in scene.moving_counters):
-        gen = gen or []
-        return finding(
-            "NOT_HUNG_SLOW_OR_CAPACITY",
-            LIKELY,
-            "Token counters grow between the scrapes: the engine works.",
-            [*scene.moving_counters[:3], *gen[-2:]],
-            shown=["a counter that grows is progress"],
-            next_checks=["which request or client does not get its answer?"],
-        )
     if chunks and len(blank) >= 3 and len(blank) >= len(chunks) * 2 // 3:
         return finding(
             "NOT_HUNG_SLOW_OR_CAPACITY",
@@ -151,6 +146,22 @@ def tokens_flow(scene: Scene) -> Finding | None:
             shown=["chunks arrive"],
             next_checks=["finish reason: length?"],
             workaround="forbid free white space in the grammar (disable_any_whitespace)",
+        )
+    return None
+
+
+@rule(72, "NOT_HUNG_SLOW_OR_CAPACITY", "tokens flow")
+def tokens_flow(scene: Scene) -> Finding | None:
+    gen = scene.gen_after(None)
+    if any("tokens" in m.name for m in scene.moving_counters):
+        gen = gen or []
+        return finding(
+            "NOT_HUNG_SLOW_OR_CAPACITY",
+            LIKELY,
+            "Token counters grow between the scrapes: the engine works.",
+            [*scene.moving_counters[:3], *gen[-2:]],
+            shown=["a counter that grows is progress"],
+            next_checks=["which request or client does not get its answer?"],
         )
     last = scene.batches[-1] if scene.batches else None
     if len(gen) < 2 or last is None or (last.num("gen") or 0) <= 0:

@@ -8,7 +8,7 @@ from typing import Any
 from closeranks.diagnose import clock
 from closeranks.diagnose.facts import Event, Fact
 from closeranks.diagnose.rules import rule
-from closeranks.diagnose.rules._make import finding
+from closeranks.diagnose.rules._make import WAITS, engine_name, finding, labels, places
 from closeranks.diagnose.scene import Scene
 from closeranks.diagnose.stacks import helper_threads, position
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
@@ -63,19 +63,39 @@ def _without_threads(scene: Scene) -> list[str]:
     return []
 
 
-@rule(44, "KV_TRANSFER", "transfers that fail on one side, wait on the other, or are never cleaned up")
-def stuck_transfer(scene: Scene) -> Finding | None:
-    return (
-        _one_sided(scene)
-        or _after_retraction(scene)
-        or _sender_died(scene)
-        or _never_reaped(scene)
-        or _population(scene)
-        or _constant_queue(scene)
-    )
+@rule(
+    28,
+    "DESYNC_DIFFERENT_COLLECTIVE",
+    "part of a group in a transfer status call, which holds a collective, the rest in the forward pass",
+)
+def split_status_call(scene: Scene) -> Finding | None:
+    for engine in scene.engines:
+        ranks = list(engine.ranks.values())
+        asking = engine.at("transfer_wait")
+        rest = [r for r in ranks if r not in asking]
+        if not asking or not rest or not scene.stalls or scene.only(engine).live:
+            continue
+        if not all(r.at.site == "forward" or r.at.kind in WAITS for r in rest):
+            continue
+        return finding(
+            "DESYNC_DIFFERENT_COLLECTIVE",
+            LIKELY,
+            f"{labels(asking)} ask{'s' if len(asking) == 1 else ''} for the state of transfers ({asking[0].at.where}), {labels(rest)} {'is' if len(rest) == 1 else 'are'} in the forward pass ({rest[0].at.where}): each side waits for the other.",
+            [asking[0].stacks[-1], rest[0].stacks[-1], *scene.stalls[:2]],
+            engine=engine_name(engine),
+            ranks=places(ranks),
+            mechanism="the status call gathers over the tensor-parallel group, and whether it is made depends on what a rank's own scheduler could fit",
+            likely=["ranks' counts of free blocks had drifted apart"],
+            decoys=["a status call alone looks like a stuck transfer: here only part of the group makes it"],
+            next_checks=[
+                "the capacity scheduler's line of each rank for that iteration: the first on which they differ"
+            ],
+        )
+    return None
 
 
-def _one_sided(scene: Scene) -> Finding | None:
+@rule(44, "KV_TRANSFER", "a transfer that failed on one side and timed out on the other, joined by room")
+def failed_on_one_side(scene: Scene) -> Finding | None:
     errors = scene.events("transfer_error", "transfer_worker_error")
     failed = scene.events("transfer_failed")
     for e in errors:
@@ -96,7 +116,8 @@ def _one_sided(scene: Scene) -> Finding | None:
     return None
 
 
-def _after_retraction(scene: Scene) -> Finding | None:
+@rule(44, "KV_TRANSFER", "requests that stay in preallocation after a retraction, with room free")
+def kept_after_retraction(scene: Scene) -> Finding | None:
     retracted = scene.events("retract")
     if not retracted:
         return None
@@ -118,7 +139,8 @@ def _after_retraction(scene: Scene) -> Finding | None:
     )
 
 
-def _sender_died(scene: Scene) -> Finding | None:
+@rule(44, "KV_TRANSFER", "a cache sender failed, or an event loop waits in a transfer status call")
+def sender_died(scene: Scene) -> Finding | None:
     errors = scene.events("cache_sender_error")
     waits = [s for s in scene.stacks for t in s.threads if position(t).kind == "transfer_wait"]
     if not errors and not waits:
@@ -137,7 +159,8 @@ def _sender_died(scene: Scene) -> Finding | None:
     )
 
 
-def _never_reaped(scene: Scene) -> Finding | None:
+@rule(45, "KV_TRANSFER", "transfers that time out again and again and are never cleaned up")
+def never_cleaned_up(scene: Scene) -> Finding | None:
     late = scene.events("ctx_transfer_timeout", "kv_expired")
     idle = [e for e in scene.events("trt_active", "trt_iter") if e.get("scheduled") == 0]
     if len(late) < 2 and not (late and idle):
@@ -156,7 +179,8 @@ def _never_reaped(scene: Scene) -> Finding | None:
     )
 
 
-def _population(scene: Scene) -> Finding | None:
+@rule(45, "KV_TRANSFER", "transfers that fail, without more about why")
+def transfers_fail(scene: Scene) -> Finding | None:
     failed = failures(scene)
     errors = scene.events("transfer_error", "transfer_worker_error", "peer_blacklisted")
     if not failed and not errors:
@@ -176,7 +200,8 @@ def _population(scene: Scene) -> Finding | None:
     )
 
 
-def _constant_queue(scene: Scene) -> Finding | None:
+@rule(46, "KV_TRANSFER", "requests that stay in a transfer queue while the loop turns")
+def queue_stays(scene: Scene) -> Finding | None:
     """Requests in transfer that never move although the loop turns."""
     for key, name in (
         ("transfer", "decode's transfer queue"),

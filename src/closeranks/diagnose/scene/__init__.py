@@ -14,6 +14,7 @@ from closeranks.diagnose.facts import Fact, Stack, Who
 from closeranks.diagnose.scene.progress import MANY, Progress
 from closeranks.diagnose.scene.ranks import EngineView, RankView
 
+ROLES = {"decode", "prefill"}
 __all__ = ["MANY", "EngineView", "RankView", "Scene", "first"]
 
 
@@ -81,11 +82,12 @@ class Scene(Progress):
 
     def _only(self, engine: EngineView) -> "Scene":
         others = [e for e in self.engines if e is not engine]
-        if not others:
+        foreign = ROLES - {engine.name} if engine.name in ROLES else set()
+        if not others and not foreign:
             return self
         own = {s.pid for r in engine.ranks.values() for s in r.stacks}
         pids = {s.pid for e in others for r in e.ranks.values() for s in r.stacks} - own - {None}
-        roles = {e.name for e in others} - {engine.name, ""} if engine.name else set()
+        roles = ({e.name for e in others} - {engine.name, ""} if engine.name else set()) | foreign
         facts = [f for f in self.facts if not (getattr(f, "pid", None) in pids or self.role_of(f) in roles)]
         return Scene(facts, self.files, self.notes)
 

@@ -54,9 +54,8 @@ class Progress(Index):
                 out.append(e)
         out += self.events("rpc_timeout", "gloo_timeout", "hang_detected", "heartbeat_timeout", "debug_info")
         out += [c for c in self.collectives if c.state == "timeout"]
-        stats = [e for e in self.events("vllm_stats") if (e.num("running") or 0) > 0]
-        if len(stats) >= 2 and all((e.num("gen") or 0) == 0 and (e.num("prompt") or 0) == 0 for e in stats[-2:]):
-            out += stats[-2:]
+        out = [f for f in out if not self._tokens_since(f)]
+        out += self._empty_rounds
         # An idle or saturated engine core shows no switches at all: only processes with a loop of their own count. One
         # that computes, or waits for a CPU, does not switch either.
         loops = [
@@ -69,6 +68,23 @@ class Progress(Index):
         if quiet and (quiet[0].num("running") or 0) >= MANY:
             out.append(quiet[0])
         return [*out, *([] if self.turning else self.frozen_counters), *self.frozen_ras]
+
+    def _tokens_since(self, f: Fact) -> bool:
+        """Whether the same log shows tokens after `f`: what it complained of has passed."""
+        return f.time is not None and any(b.src.file == f.src.file for b in self.gen_after(f.time))
+
+    @cached_property
+    def _empty_rounds(self) -> list[Fact]:
+        """The last two throughput lines of one vLLM engine, if requests ran in both and neither has a token."""
+        by: dict[object, list[Event]] = {}
+        for e in self.events("vllm_stats"):
+            by.setdefault((e.src.file, e.get("engine")), []).append(e)
+        for lines in by.values():
+            last = lines[-2:]
+            empty = [e for e in last if e.num("running") and not e.num("gen") and not e.num("prompt")]
+            if len(empty) == 2 and not _alike(*empty):
+                return [*empty]
+        return []
 
     @cached_property
     def hints(self) -> list[Fact]:
@@ -162,9 +178,14 @@ class Progress(Index):
 
     @cached_property
     def frozen_ras(self) -> list[Ras]:
-        """Mismatches that two snapshots show alike."""
-        seen: dict[tuple[str, str, tuple[tuple[int, int], ...]], list[Ras]] = {}
+        """Mismatches that two snapshots show alike, with the same ranks apart."""
+        seen: dict[object, list[Ras]] = {}
         for r in self.ras:
             if r.status == "MISMATCH" and r.counts:
-                seen.setdefault((r.comm, r.op, tuple(sorted(r.counts))), []).append(r)
+                seen.setdefault((r.comm, r.op, tuple(sorted(r.counts)), r.minority), []).append(r)
         return [r for group in seen.values() if len(group) > 1 for r in group]
+
+
+def _alike(a: Event, b: Event) -> bool:
+    """Whether two lines are one, read from two copies of a log."""
+    return a.time == b.time and a.data == b.data

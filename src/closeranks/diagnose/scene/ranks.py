@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from closeranks.diagnose.facts import Stack, Who
-from closeranks.diagnose.stacks import Position, position
+from closeranks.diagnose.stacks import Position, position, same_call
 
 
 @dataclass
@@ -31,6 +31,14 @@ class RankView:
         if len(self.stacks) < 2:
             return None
         return len({_shape(s) for s in self.stacks}) > 1
+
+    @property
+    def turned(self) -> bool:
+        """Whether the last two dumps found it in two different collectives: the first of them has ended."""
+        if len(self.stacks) < 2:
+            return False
+        a, b = self.positions[-2:]
+        return a.kind == b.kind == "collective" and ((a.op, a.site) != (b.op, b.site) or not same_call(a, b))
 
 
 @dataclass
