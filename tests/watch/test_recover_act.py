@@ -18,10 +18,11 @@ class Watch:
     def __init__(self, *confirmed: str) -> None:
         self.phases: dict[str, Phase] = dict.fromkeys(confirmed, "confirmed")
         self.snapshot = Snapshot(0.0, 0.0, (), {})
+        self.proof = True
 
     @property
     def states(self) -> dict[str, State]:
-        return {name: State(name, phase, (), 0.0, ()) for name, phase in self.phases.items()}
+        return {name: State(name, phase, (), 0.0, (), self.proof) for name, phase in self.phases.items()}
 
 
 class Recovery:
@@ -37,6 +38,9 @@ class Recovery:
 
     def remember(self, engines: Sequence[EngineSeen]) -> None:
         pass
+
+    def knows(self, name: str) -> bool:
+        return name != "stranger"
 
     async def recover(self, case: Case, engines: Sequence[EngineSeen], loops: Mapping[str, Loop]) -> Outcome:
         self.now += 1
@@ -112,6 +116,26 @@ def test_another_that_acts_is_waited_for_and_followed_when_it_dies() -> None:
     cases, told = asyncio.run(main())
     assert len(cases) == 4
     assert told == ["busy", "recovered"], "each answer is told once"
+
+
+@pytest.mark.parametrize(("engine", "proof", "said"), [("decode", False, "its log"), ("stranger", True, "remembers")])
+def test_an_engine_of_which_nothing_is_left_is_started_on_proof_only(engine: str, proof: bool, said: str) -> None:
+    """An operator may have ended it; a log that could be read would say so."""
+
+    async def main() -> tuple[list[Case], list[Outcome]]:
+        watch, told = Watch(engine), list[Outcome]()
+        watch.proof = proof
+        recovery = Recovery(watch)
+        actor = Actor(recovery, watch, lambda case, o: told.append(o), window_s=0.0, gather_s=0.0)  # type: ignore[arg-type]
+        await actor.on_incident(Incident(engine, 0.0, ()))
+        while actor._tasks:
+            await asyncio.wait(actor._tasks)
+        return recovery.cases, told
+
+    cases, told = asyncio.run(main())
+    assert cases == []
+    assert told[0].status == "refused"
+    assert said in told[0].says
 
 
 def test_an_engine_that_moves_again_is_left_alone() -> None:

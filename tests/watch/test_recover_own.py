@@ -131,6 +131,38 @@ def test_the_watch_ends_a_frozen_gateway_and_no_engine(served: Served, tmp_path:
     assert served.post("/v1/completions", {**BODY, "max_tokens": 5})["usage"]["completion_tokens"] == 5
 
 
+def test_a_service_that_was_killed_as_a_whole_is_started_by_the_watch(served: Served, tmp_path: Path) -> None:
+    """With its supervisor all its processes end; nothing in its log says that this was wanted."""
+    old, log = served.descendants(), tmp_path / "watch.log"
+    command = [sys.executable, "-m", "closeranks.cli.main", "watch", "--act", "--json", "--probe", "never"]
+    command += ["--url", served.url, "--verify-s", "60", "--bundle-dir", str(tmp_path / "bundles")]
+    command += ["--state-dir", str(tmp_path / "state")]
+    events: list[dict[str, Any]] = []
+    try:
+        with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as watch:
+            assert watch.stdout is not None
+            wait_said(log, '"phase": "healthy"', 2)
+            time.sleep(12)  # how engines are started is read every 10 s
+            served.process.kill()
+            served.process.wait()
+            for line in watch.stdout:
+                events.append(json.loads(line))
+                if events[-1]["event"] == "recovery":
+                    break
+            watch.send_signal(signal.SIGTERM)
+            watch.communicate(timeout=90)
+        assert events[-1]["status"] == "recovered", events
+        assert not any(Path(f"/proc/{pid}").exists() for pid in old)
+        assert served.post("/v1/completions", {**BODY, "max_tokens": 5})["usage"]["completion_tokens"] == 5
+    finally:
+        end_started(tmp_path / "state")
+
+
+def end_started(state: Path) -> None:
+    for taken in state.glob("*.taken"):
+        processes.end(processes.known([int(taken.read_text().split()[0])]), 30)
+
+
 def test_what_the_service_mends_by_itself_is_left_to_it(served: Served, tmp_path: Path) -> None:
     """A killed rank is a death, and the supervisor replaces the engine within seconds; an acting watch must not end
     the next life for what happened to the last one, nor the gateway."""
@@ -179,6 +211,4 @@ def test_a_service_whose_supervisor_is_frozen_is_started_anew(served: Served, tm
         assert not any(Path(f"/proc/{pid}").exists() for pid in old)
         assert served.post("/v1/completions", {**BODY, "max_tokens": 5})["usage"]["completion_tokens"] == 5
     finally:
-        for taken in (tmp_path / "state").glob("*.taken"):
-            started = processes.known([int(taken.read_text().split()[0])])
-            processes.end(started, 30)
+        end_started(tmp_path / "state")

@@ -48,6 +48,8 @@ class Past(msgspec.Struct, frozen=True):
     """Since when it shows signs of life without a break."""
     ended: float | None = None
     """When its log first said that it ends."""
+    heard: bool = False
+    """Its log could be read at the last look: a wanted end would be known."""
     pace_s: float | None = None
     """The longest time for which held requests did not advance and then did; also what passed before we looked."""
     stall_s: float = 0.0
@@ -122,7 +124,14 @@ def _past(view: View, old: Past | None, limits: Limits) -> Past:
     if stall < old.stall_s and pace is not None:
         pace = max(pace, old.stall_s)
     return msgspec.structs.replace(
-        old, engine=view.engine, seen=at, ended=ended, moving=moving, pace_s=pace, stall_s=stall
+        old,
+        engine=view.engine,
+        seen=at,
+        ended=ended,
+        heard=view.values("log") is not None,
+        moving=moving,
+        pace_s=pace,
+        stall_s=stall,
     )
 
 
@@ -188,7 +197,7 @@ def _gone(old: Past, state: State | None, at: float, limits: Limits) -> State | 
         why = (Evidence("proc", None, "all its processes are gone, and nothing says why"),)
         return _state(old.engine.name, "suspect", why, state, at, ())
     why = (Evidence("proc", None, f"all its processes are gone for {away:.0f} s; nothing said that this was wanted"),)
-    return _state(old.engine.name, "confirmed", why, state, at, ())
+    return msgspec.structs.replace(_state(old.engine.name, "confirmed", why, state, at, ()), proof=old.heard)
 
 
 def _state(

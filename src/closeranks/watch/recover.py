@@ -40,7 +40,6 @@ from closeranks.watch.recover_state import (
 )
 from closeranks.watch.recover_steps import Facts, Hands, Stopped
 from closeranks.watch.recover_survey import Choice, Ending, Survey, ending
-from closeranks.watch.recover_units import to_blame, units_of
 from closeranks.watch.recover_wire import StepFailed, Wire
 from closeranks.watch.snapshot import EngineSeen
 
@@ -122,7 +121,11 @@ class Recovery:
 
     def remember(self, engines: Sequence[EngineSeen]) -> None:
         """Read how each engine was started while its launcher lives; once it has died, nobody could tell any more."""
-        self._survey.remember(units_of(engines))
+        self._survey.remember(engines)
+
+    def knows(self, name: str) -> bool:
+        """Whether it is remembered how an engine of this name was started."""
+        return self._survey.knows(name)
 
     async def preview(
         self, case: Case, engines: Sequence[EngineSeen], loops: Mapping[str, Loop] | None = None
@@ -244,8 +247,9 @@ class Recovery:
         wire: Wire,
         past: Sequence[Entry],
     ) -> tuple[Plan | Refusal, Facts]:
-        case = msgspec.structs.replace(case, blamed=await asyncio.to_thread(to_blame, case.blamed, engines))
-        found = await self._survey.look(units_of(engines), case.blamed, loops, wire)
+        blamed, units = await asyncio.to_thread(self._survey.units, case.blamed, engines)
+        case = msgspec.structs.replace(case, blamed=blamed)
+        found = await self._survey.look(units, blamed, loops, wire)
         made = plan(case, found.sides, self.policy, restarts(past, self._clock()))
         if isinstance(made, Refusal):
             return made, Facts({}, {})

@@ -107,11 +107,16 @@ class Actor:
                 log.info("engine is confirmed no longer", engine=found.engine)
                 return
             await asyncio.sleep(self._gather_s)
-            blamed = {name for name in self._watch.states if self._confirmed(name)} | {found.engine}
-            engines = self._watch.snapshot.engines
-            names = sorted(blamed & {e.name for e in engines}) or [found.engine]
+            engines, states = self._watch.snapshot.engines, self._watch.states
+            seen = {e.name for e in engines}
+            gone = {n for n, state in states.items() if n not in seen and state.proof and self._recovery.knows(n)}
+            if found.engine not in seen | gone:
+                self._told(None, Outcome(status="refused", says=f"{found.engine}: {self._why_not(found.engine)}"))
+                return
+            blamed = {name for name in seen | gone if self._confirmed(name)} | {found.engine}
+            names = sorted(blamed)
             case = Case(
-                blamed=await asyncio.to_thread(to_blame, names, engines, self._watch.states),
+                blamed=await asyncio.to_thread(to_blame, names, engines, states),
                 verdict=found.verdict.cls,
                 certainty=found.verdict.certainty,
                 summary=found.verdict.summary,
@@ -122,6 +127,12 @@ class Actor:
             wait_s = self._busy_s if outcome.status == "busy" else outcome.wait_s
             if wait_s is not None:
                 self._do(self._recover(found, wait_s, outcome.says))
+
+    def _why_not(self, engine: str) -> str:
+        """Why an engine of which nothing is left is not started."""
+        if not self._recovery.knows(engine):
+            return "it is gone as a whole, and nobody remembers how it was started"
+        return "it is gone as a whole, and its log, which would say whether that was wanted, could not be read"
 
     def _confirmed(self, engine: str) -> bool:
         state = self._watch.states.get(engine)

@@ -23,7 +23,7 @@ from closeranks.supervise.platforms import (
 from closeranks.supervise.platforms.plain import read_launch
 from closeranks.watch import procfs
 from closeranks.watch.recover_state import Loop, Policy, Side
-from closeranks.watch.recover_units import is_own_engine, is_service
+from closeranks.watch.recover_units import is_own_engine, is_service, services_of, to_blame, units_of
 from closeranks.watch.recover_wire import Endpoint, Wire, endpoint_of
 from closeranks.watch.snapshot import EngineSeen
 
@@ -34,6 +34,15 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     platform: str = ""
     unit: str = ""
     command: tuple[str, ...] = ()
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """An engine as it was while its launcher lived."""
+
+    unit: EngineSeen
+    launch: Launch
+    platform: str
+    place: str
 
 
 class Surveyed(msgspec.Struct, frozen=True):
@@ -64,19 +73,39 @@ class Survey:
 
     def __init__(self, policy: Policy, choices: Mapping[str, Choice], platforms: Callable[[str], Platform]) -> None:
         self._policy, self._choices, self._platforms = policy, choices, platforms
-        self._remembered: dict[str, tuple[Process, Launch]] = {}
+        self._remembered: dict[str, Remembered] = {}
+        self._services: dict[str, str] = {}
 
-    def remember(self, units: Iterable[EngineSeen]) -> None:
-        """Keep in mind how those with a launcher were started."""
-        for unit in units:
-            head = unit.procs[0] if unit.procs else None
-            if head is None or head.role != "launcher":
+    def remember(self, engines: Sequence[EngineSeen]) -> None:
+        """Keep in mind how those with a launcher were started, and by whom."""
+        self._services |= services_of(engines)
+        for unit in units_of(engines):
+            head = unit.launcher
+            if head is None:
                 continue
-            identity = Process(head.pid, head.start_time)
-            if self._remembered.get(unit.name, (None, None))[0] == identity:
+            old = self._remembered.get(unit.name)
+            if old is not None and old.unit.head == head:
+                self._remembered[unit.name] = msgspec.structs.replace(old, unit=unit)
                 continue
             with contextlib.suppress(OSError, PlatformError):  # it shows as an obstacle when a plan is made
-                self._remembered[unit.name] = (identity, read_launch(head.pid))
+                name, place = platform_of(head.pid)
+                self._remembered[unit.name] = Remembered(unit, read_launch(head.pid), name, place)
+
+    def knows(self, name: str) -> bool:
+        """Whether an engine that is gone as a whole could be started again."""
+        return name in self._remembered or self._services.get(name, "") in self._remembered
+
+    def units(self, blamed: Collection[str], engines: Sequence[EngineSeen]) -> tuple[tuple[str, ...], list[EngineSeen]]:
+        """Names of the units to blame, and all units: those that are seen, and of the others those that are blamed and
+        remembered. Of an engine of closeranks' that is gone with its supervisor, that is its service."""
+        units = list(units_of(engines))
+        seen = {unit.name for unit in units}
+        named: dict[str, None] = {}
+        for name in to_blame(blamed, engines):
+            service = self._services.get(name, "")
+            named[service if name not in seen and service in self._remembered else name] = None
+        units += [self._remembered[name].unit for name in named if name not in seen and name in self._remembered]
+        return tuple(named), units
 
     async def look(
         self, units: Sequence[EngineSeen], blamed: Collection[str], loops: Mapping[str, Loop], wire: Wire
@@ -125,10 +154,14 @@ class Survey:
     def _find(self, unit: EngineSeen) -> Target:
         choice = self._choices.get(unit.name, Choice())
         head = unit.launcher or (unit.procs[0] if unit.procs else None)
-        name, place = (choice.platform, choice.unit) if choice.platform else platform_of(head.pid if head else 0)
+        remembered = self._remembered.get(unit.name)
+        name, place = platform_of(head.pid if head else 0)
+        if remembered is not None and not (head and processes.lives(Process(head.pid, head.start_time))):
+            name, place = remembered.platform, remembered.place  # a process that is gone is in no cgroup
+        if choice.platform:
+            name, place = choice.platform, choice.unit
         if unit.kind == "closeranks" and not choice.platform and not is_service(unit):
             name, place = "supervised", ""
-        remembered = self._remembered.get(unit.name)
         return self._platforms(name).find(
             Seen(
                 name=unit.name,
@@ -136,7 +169,7 @@ class Survey:
                 orphaned=unit.launcher is None,
                 unit=choice.unit or place,
                 command=choice.command,
-                remembered=remembered[1] if remembered else None,
+                remembered=remembered.launch if remembered else None,
             )
         )
 

@@ -78,6 +78,16 @@ def to_blame(
     return tuple(sorted(set(found) - covered))
 
 
+def services_of(engines: Iterable[EngineSeen]) -> dict[str, str]:
+    """Engine of closeranks → the unit of its whole service, where its supervisor is seen."""
+    return {
+        engine.name: f"service-{key}"
+        for key, own in _services(engines).items()
+        for engine in own
+        if any(p.role == "supervisor" for p in engine.shared)
+    }
+
+
 def _services(engines: Iterable[EngineSeen]) -> dict[str, list[EngineSeen]]:
     """Engines of closeranks by their service, which its port names, or else its first process."""
     by_process: dict[int, list[EngineSeen]] = {}

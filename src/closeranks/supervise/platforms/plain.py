@@ -35,8 +35,10 @@ class Plain:
     tried: ClassVar[bool] = True
 
     def find(self, seen: Seen) -> Target:
-        """The whole tree of the engine's processes and the launch of the first. Raises PlatformError if none lives."""
-        life = processes.life_of(seen)
+        """The whole tree of the engine's processes and the launch of the first. Raises PlatformError if none lives and
+        it is not known from elsewhere how it was started."""
+        known = seen.remembered is not None or bool(seen.command)
+        life = seen.processes if known and not processes.tree(seen.processes) else processes.life_of(seen)
         launch, detail = seen.remembered, ""
         try:
             if seen.orphaned or not processes.lives(seen.processes[0]):
