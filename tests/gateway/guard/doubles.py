@@ -95,7 +95,7 @@ async def read_request(reader: asyncio.StreamReader) -> Request:
 async def guarded(script: Script, **settings: Any) -> AsyncIterator[tuple[Upstream, GuardServer]]:
     """An upstream and a guard before it, both on free ports."""
     upstream = Upstream(script)
-    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, backlog=2048)
     upstream.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     guard = Guard(Settings(upstream=upstream.url, **settings), decoders())
     async with GuardServer(guard, "127.0.0.1", 0) as guard_server:

@@ -52,7 +52,8 @@ class Answer(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(Answer).decode
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+# undecoded values come without white space around them
+_members: Callable[[Any], dict[str, Any]] = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _NULL = b"null"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -142,10 +143,10 @@ def rewritten(data: bytes, write: Callable[[dict[str, Any]], bytes]) -> bytes:
     If somewhere in it is what only `read_answer`'s lenient way reads, it is put into proper JSON first.
     """
     try:
-        return write(dict(_members(data)))
+        return write(_members(data))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         proper = without_surrogates(json.dumps(_load_leniently(data), ensure_ascii=False))
-        return write(dict(_members(proper.encode())))
+        return write(_members(proper.encode()))
 
 
 def without_surrogates(text: str) -> str:
@@ -160,34 +161,30 @@ def choices_of(top: dict[str, Any]) -> list[tuple[int, dict[str, Any] | None, An
     """The `choices` of an object's members: index, undecoded members (None: no object), and all of it as it came."""
     choices: list[tuple[int, dict[str, Any] | None, Any]] = []
     for place, raw in enumerate(items_of(top["choices"])):
-        members = members_of(raw) if _kind(raw) == b"{" else None
-        index = (
-            msgspec.json.decode(members["index"]) if members and "index" in members else place if members is None else 0
-        )
+        if bytes(raw)[:1] != b"{":
+            choices.append((place, None, raw))
+            continue
+        members = _members(raw)
+        index = msgspec.json.decode(members["index"]) if "index" in members else 0
         choices.append((index_of(index, place), members, raw))
     return choices
 
 
 def members_of(value: Any) -> dict[str, Any]:
     """The members, undecoded, of an object that is itself undecoded; none if it is no object, or missing."""
-    return dict(_members(value)) if _kind(value) == b"{" else {}
+    return _members(value) if value is not None and bytes(value)[:1] == b"{" else {}
 
 
 def items_of(value: Any) -> list[Any]:
     """The items, undecoded, of a list that is itself undecoded; none if it is no list, or missing."""
-    return list(_items(value)) if _kind(value) == b"[" else []
-
-
-def _kind(value: Any) -> bytes:
-    """The character with which an undecoded value begins; nothing if it is missing."""
-    return bytes(value).lstrip()[:1] if isinstance(value, msgspec.Raw) else b""
+    return list(_items(value)) if value is not None and bytes(value)[:1] == b"[" else []
 
 
 def is_stop(finish: Any) -> bool:
     """Whether an undecoded finish reason is "stop"."""
-    return isinstance(finish, msgspec.Raw) and bytes(finish).strip() == b'"stop"'
+    return isinstance(finish, msgspec.Raw) and bytes(finish) == b'"stop"'
 
 
 def is_null(value: Any) -> bool:
     """Whether a member is JSON null (or was left out)."""
-    return value is None or (isinstance(value, msgspec.Raw) and bytes(value).strip() == _NULL)
+    return value is None or (isinstance(value, msgspec.Raw) and bytes(value) == _NULL)

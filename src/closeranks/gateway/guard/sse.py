@@ -102,6 +102,8 @@ def data_of(event: bytes) -> bytes | None:
 
 def with_data(event: bytes, data: bytes) -> bytes:
     """`event` with its data replaced by the single line `data`; its other fields and comments stay, data goes last."""
+    if event.startswith(b"data: ") and _is_one_event(event):
+        return b"data: " + data + b"\n\n"
     eol = _END_OF_LINE.search(event.lstrip(b"\r\n"))
     end = eol.group() if eol else b"\n"
     others = [
