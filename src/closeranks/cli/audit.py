@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+_NOTHING = "no engine, model or installation was recognised in what was given"
 HELP = "audit flags, units, model folders and installed engines for what is known to wedge, leak or corrupt"
 
 
@@ -58,11 +59,15 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_json(report), indent=2, ensure_ascii=False))
     else:
         print(to_text(report, diffs=args.wheel is not None))
-    recognised = (deployment.engines, deployment.models, deployment.installs, deployment.libraries, deployment.host)
-    if not any(recognised):
-        print("closeranks audit: no engine, model or installation was recognised in what was given", file=sys.stderr)
+    if any(finding.severity != "note" for finding in report.findings):
+        return 1
+    judged = [engine for engine in deployment.engines if engine.judged]
+    if not any((judged, deployment.models, deployment.installs, deployment.libraries, deployment.host)):
+        others = [f"{e.label}: {e.kind or 'unknown engine'}" for e in deployment.engines]
+        said = f"no rule speaks of what was given ({'; '.join(others)})" if others else _NOTHING
+        print(f"closeranks audit: {said}", file=sys.stderr)
         return 3
-    return 1 if any(finding.severity != "note" for finding in report.findings) else 0
+    return 0
 
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:

@@ -1,11 +1,14 @@
 """`closeranks audit`: its outputs, exit codes and what they never hold."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+import closeranks
 from closeranks.cli.main import main
+from closeranks.diagnose.audit.model import Deployment, Engine
 
 SECRET = "sk-planted-7f3a91"
 BAD = ["sglang==0.5.14", "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl", "--tp", "4"]
@@ -75,6 +78,28 @@ def test_what_is_not_recognised_is_not_sound(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "poem.txt").write_text("nothing here starts an engine\n")
     assert main(["audit", str(tmp_path)]) == 3
     assert "no engine, model or installation was recognised" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["closeranks", ""])
+def test_an_engine_that_no_rule_speaks_of_is_not_sound(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Deployment(engines=(Engine("http://host:1", kind, "0.1.0"),))
+    monkeypatch.setattr("closeranks.diagnose.audit.sources.collect", lambda *_: answers)
+    assert main(["audit", "http://host:1"]) == 3
+    said = capsys.readouterr()
+    assert (kind or "unknown engine") in said.err
+    assert "Not judged" in said.out
+
+
+def test_texts_name_only_commands_that_there_are() -> None:
+    """In fixes, workarounds and pages of documentation `closeranks X` is a command, or the name in a sentence."""
+    root = Path(closeranks.__file__).parent
+    commands = {path.stem for path in (root / "cli").glob("[a-z]*.py")} - {"main"}
+    sentence = {"inside", "in", "is", "under", "equals", "has", "and", "with", "as", "on", "to", "itself"}
+    for page in [*root.rglob("*.yaml"), *root.glob("diagnose/**/*.py"), *root.parent.parent.glob("docs/*.md")]:
+        named = set(re.findall(r"\bcloseranks ([a-z]+)\b", page.read_text(encoding="utf-8")))
+        assert named <= commands | sentence, f"{page.name}: {sorted(named - commands - sentence)}"
 
 
 def test_rules_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -333,9 +333,11 @@ def test_an_engine_by_its_url(server: tuple[str, type[_Handler]]) -> None:
     handler.answers = {"/get_server_info": SERVER_INFO}
     [engine] = collect([url]).engines
     assert (engine.kind, engine.version, engine.label) == ("sglang", "0.5.13.post1", url)
-    handler.answers = {"/version": {"version": "0.32.0"}}
-    [engine] = collect([url]).engines
-    assert (engine.kind, engine.version) == ("vllm", "0.32.0")
+    for owner, kind in (("vllm", "vllm"), ("closeranks", "closeranks"), ("somebody", "")):
+        models = {"object": "list", "data": [{"id": "m", "owned_by": owner}]}
+        handler.answers = {"/version": {"version": "0.32.0"}, "/v1/models": models}
+        [engine] = collect([url]).engines
+        assert (engine.kind, engine.version) == (kind, "0.32.0")
     handler.answers = {}
     with pytest.raises(SourceError, match="no engine answers there"):
         collect([url])

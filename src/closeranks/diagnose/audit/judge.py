@@ -29,5 +29,9 @@ def audit(deployment: Deployment, catalog: Path | None = None) -> Report:
                 )
             else:
                 unjudged.append(Unjudged(rule.id, redact(result.where), redact(result.needs)))
+    for engine in deployment.engines:
+        if not engine.judged:
+            what = f"{engine.kind}: no rule speaks of it" if engine.kind else "which engine this is"
+            unjudged.append(Unjudged("engine", redact(engine.label), what))
     findings.sort(key=lambda f: (SEVERITIES.index(f.severity), f.area, f.id, f.where))
     return Report(tuple(findings), tuple(sorted(unjudged, key=lambda u: (u.id, u.where))), deployment)

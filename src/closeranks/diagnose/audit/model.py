@@ -18,7 +18,7 @@ class Engine:
     """One engine as configured. Flags are lower case with dashes, under SGLang's name where both engines know it."""
 
     label: str
-    kind: str = ""  # "sglang", "vllm", "" when unknown
+    kind: str = ""  # "sglang", "vllm", "closeranks" (a gateway of ours), "" when unknown
     version: str | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -41,6 +41,11 @@ class Engine:
             return float(self.flag(name) or "")
         except ValueError:
             return otherwise
+
+    @property
+    def judged(self) -> bool:
+        """Whether rules speak of this kind of engine. Our own gateway refuses unsafe settings when it starts."""
+        return self.kind in ("sglang", "vllm")
 
     @property
     def tp(self) -> int:

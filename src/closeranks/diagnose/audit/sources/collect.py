@@ -14,6 +14,7 @@ from closeranks.evidence.redact import redact
 MAX_BYTES = 16 << 20
 HTTP_SECONDS = 5.0
 MAX_ANSWER = 8 << 20
+KINDS = ("sglang", "vllm", "closeranks")
 ENDPOINTS = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/version")
 
 
@@ -126,10 +127,22 @@ def _from_url(url: str) -> Engine:
             engine = engine or flags.from_json(data, url)
             version = version or (str(data["version"]) if "version" in data else None)
     if engine is None and version is not None:
-        engine = flags.make("vllm", url, {}, version=version)
+        engine = flags.make(_owner(base), url, {}, version=version)
     if engine is None:
         raise SourceError(f"{url}: no engine answers there ({'; '.join(tried) or 'no server information'})")
     return replace(engine, version=engine.version or version)
+
+
+def _owner(base: str) -> str:
+    """Whose `/v1/models` it is: a version alone is answered by gateways and by other engines, too. "" if unknown."""
+    try:
+        with urllib.request.urlopen(base + "/v1/models", timeout=HTTP_SECONDS) as answer:
+            data = json.loads(answer.read(MAX_ANSWER))
+    except (OSError, ValueError):
+        return ""
+    listed = data.get("data") if isinstance(data, dict) else None
+    owners = {m.get("owned_by") for m in listed if isinstance(m, dict)} if isinstance(listed, list) else set()
+    return next((kind for kind in KINDS if kind in owners), "")
 
 
 def _read_models_named(found: _Found) -> None:
