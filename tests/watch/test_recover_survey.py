@@ -108,7 +108,7 @@ def test_our_own_engine_that_is_gone_with_its_supervisor_is_its_service(monkeypa
     names, units = one.units(("decode", "prefill"), ())
     assert names == ("service-8000",)
     assert [u.name for u in units] == ["service-8000"]
-    names, units = one.units(("decode",), service(FAR)[1:])
+    names, units = one.units(("decode", "prefill"), service(FAR)[1:])
     assert names == ("service-8000",), "given up by its supervisor: the service as it is seen now"
     assert [u.name for u in units].count("service-8000") == 1
 

@@ -104,6 +104,7 @@ class Survey:
         for name in to_blame(blamed, engines):
             service = self._services.get(name, "")
             named[service if name not in seen and service in self._remembered else name] = None
+        named = dict.fromkeys(to_blame(named, engines))  # a service covers those of its parts that are blamed too
         units += [self._remembered[name].unit for name in named if name not in seen and name in self._remembered]
         return tuple(named), units
 
