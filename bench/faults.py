@@ -177,12 +177,13 @@ def rows() -> list[Row]:
 
 @contextlib.contextmanager
 def world(row: Row, model: Path, flags: Sequence[str]) -> Iterator[Served]:
-    """The service that the row breaks."""
+    """The service that the row breaks. A small disk has room for the converted weights and some 100 MiB."""
     fault = [*(word for spec in row.fault for word in ("--fault", spec))]
     with contextlib.ExitStack() as stack:
         if row.where == "disk":
             place = tempfile.mkdtemp(prefix="crd-")
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", place], check=True)
+            room = 96 + 2 * sum(path.stat().st_size for path in model.iterdir()) // 2**20
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}m", "tmpfs", place], check=True)
             stack.callback(os.rmdir, place)
             stack.callback(subprocess.run, ["umount", "-l", place], check=True)
             stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
@@ -290,6 +291,7 @@ def table(chosen: Sequence[Row], args: argparse.Namespace, place: Path) -> int:
                 continue
             bad += not as_wanted(row.wanted, seen.outcome) or bool(seen.wrong or seen.left or seen.residue)
             print(line(row, seen), flush=True)
+            print(f"# {row.name}: {'; '.join(seen.reasons)}", file=sys.stderr, flush=True)
     return int(bool(bad))
 
 
