@@ -43,7 +43,7 @@ def environment_of(engine: str) -> str:
 
 def make_model(venv: str, folder: Path) -> None:
     """A Llama of random weights and its tokenizer: a token per byte, ChatML's markers and the think tags."""
-    subprocess.run([f"{venv}/bin/python", "-c", MAKE_MODEL, str(folder)], check=True, timeout=300)
+    subprocess.run([f"{venv}/bin/python", "-c", MAKE_MODEL, str(folder)], check=True, timeout=900)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -79,7 +79,7 @@ def running(command: list[str], port: int, environment: dict[str, str], log: Pat
     with log.open("w") as out:
         server = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
     try:
-        until = time.monotonic() + 600
+        until = time.monotonic() + 1800
         while True:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
@@ -111,7 +111,7 @@ def ask(url: str, *, stream: bool, tools: bool = True, thinking: bool = False, *
         **more,
     }
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=200) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         raw = answer.read().decode()
     if not stream:
         choices = [{**c, "delta": c["message"]} for c in json.loads(raw)["choices"]]

@@ -15,7 +15,7 @@ import pytest
 from tests.gateway.plugins import engine
 from tests.gateway.plugins.engine import BLOCK, ROOT, THINK_CLOSE_ID
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 OSLO = ("get_weather", '{"city": "Oslo"}')
 

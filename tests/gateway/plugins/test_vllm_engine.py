@@ -11,7 +11,7 @@ import pytest
 from tests.gateway.plugins import engine
 from tests.gateway.plugins.engine import BLOCK, ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 PLUGIN = "closeranks.gateway.plugins.vllm_parser"
 
