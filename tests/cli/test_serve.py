@@ -36,3 +36,37 @@ def test_more_ranks_than_the_model_can_be_dealt_to(capsys: pytest.CaptureFixture
     flags = ["--model-path", str(tiny.make(tmp_path / "model")), "--cache-dir", str(tmp_path), "--run-dir"]
     assert main.main(["serve", "--dry-run", "--tp-size", "9", *flags, str(tmp_path / "run")]) == 2
     assert "tp_size 9 is more than the model's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--tp-size", "0"], "at least one rank"),
+        (["--decode-tp-size", "-1"], "at least one rank"),
+        (["--drain-s", "nan"], "--drain-s nan"),
+        (["--drain-s", "-5"], "--drain-s -5"),
+        (["--lease-s", "-1"], "--lease-s"),
+        (["--step-deadline-s", "nan"], "--step-deadline-s"),
+        (["--request-timeout-s", "inf"], "--request-timeout-s"),
+        (["--max-waiting", "0"], "--max-waiting"),
+        (["--device", "tpu"], "--device"),
+        (["--curve-key-file", "/nonexistent"], "/nonexistent"),
+        (["--chat-template", "/nonexistent"], "/nonexistent"),
+    ],
+)
+def test_what_every_process_would_end_with_is_refused(
+    flags: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Not by processes that are started again and again."""
+    model = ["--model-path", str(tiny.make(tmp_path / "model")), "--cache-dir", str(tmp_path / "cache")]
+    assert main.main(["serve", "--dry-run", "--run-dir", str(tmp_path / "run"), *model, *flags]) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_run_folder_that_cannot_be_written(place: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert main.main(["serve", "--dry-run", "--run-dir", str(tmp_path / place)]) == 2
+    said = capsys.readouterr().err
+    assert str(tmp_path / place) in said
+    assert "--run-dir" in said

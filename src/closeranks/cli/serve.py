@@ -9,6 +9,7 @@ import asyncio
 import fcntl
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -24,6 +25,7 @@ from closeranks import faults
 from closeranks.cli import _settings
 from closeranks.engine.leader.settings import Settings as LeaderSettings
 from closeranks.engine.rank.settings import Settings as RankSettings
+from closeranks.gateway.engines import CurveKeyError, load_curve
 from closeranks.gateway.settings import Settings as GatewaySettings
 from closeranks.output import make_unfailing
 from closeranks.supervise.engine import Engine, Epoch, Plan, Program, State
@@ -108,7 +110,11 @@ def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
             raise _settings.SettingsError(
                 f"the path of {folder} is too long for sockets in it: give a shorter --run-dir"
             )
-    tp = {role: getattr(args, f"{role}_tp_size", None) or args.tp_size for role in roles}
+    tp = {role: _tp_size(args, role) for role in roles}
+    if not 0 <= args.drain_s < math.inf:
+        raise _settings.SettingsError(f"--drain-s {args.drain_s}: give seconds, 0 or more")
+    if values.get("curve_key_file"):
+        check_key(values["curve_key_file"])
     if not alone:
         check_gateway(values)
         if not args.dry_run:
@@ -122,6 +128,8 @@ def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
             structlog.get_logger().warning("drill: faults will be injected", faults=values["fault"])
         if not alone:
             values["model_dir"] = convert(values, max(tp.values()))
+            if values.get("chat_template"):
+                check_template(values)
         engines = [
             Engine(
                 role,
@@ -149,9 +157,11 @@ def default_run_dir(port: int, mode: str) -> Path:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the run folder (0700: it has the control sockets). Raises SettingsError if another service holds it."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
-    with (folder / "lock").open("a+") as lock:
+    with _usable(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        file = (folder / "lock").open("a+")
+    with file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -160,10 +170,21 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by process {lock.read().strip() or '?'}: stop it, or give another --run-dir"
             ) from None
         os.set_inheritable(lock.fileno(), True)  # `gateway` keeps the lock over its exec
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
+        with _usable(folder):
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
         yield
+
+
+@contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """What cannot be written to the run folder is an error of the setting. Raises SettingsError."""
+    try:
+        yield
+    except OSError as error:
+        said = f"{folder} cannot be used as run folder ({error.strerror}): make room there, or give another --run-dir"
+        raise _settings.SettingsError(said) from error
 
 
 def convert(values: dict[str, Any], tp_size: int) -> str:
@@ -222,6 +243,33 @@ def check_gateway(values: dict[str, Any]) -> None:
         raise _settings.SettingsError(str(error)) from error
 
 
+def _tp_size(args: argparse.Namespace, role: str) -> int:
+    """Ranks of an engine. Raises SettingsError."""
+    own: int | None = getattr(args, f"{role}_tp_size", None)
+    found: int = args.tp_size if own is None else own
+    if found < 1:
+        raise _settings.SettingsError(f"tp_size {found}: an engine has at least one rank")
+    return found
+
+
+def check_key(path: str) -> None:
+    """Whether the key file can be used. Raises SettingsError."""
+    try:
+        load_curve(path)
+    except CurveKeyError as error:
+        raise _settings.SettingsError(f"{error} (make one with `closeranks keygen FILE`)") from error
+
+
+def check_template(values: dict[str, Any]) -> None:
+    """Whether the gateway can use the chat template that was given. Raises SettingsError."""
+    from closeranks.gateway import model
+
+    try:
+        model.load(values["model_dir"], chat_template=values["chat_template"])
+    except model.ModelError as error:
+        raise _settings.SettingsError(str(error)) from error
+
+
 def check_port(host: str, port: int) -> None:
     """Whether the gateway can listen there: engines take long to start. Raises SettingsError."""
     if not port:
@@ -243,8 +291,9 @@ def gateway_program(folder: Path, endpoints: dict[str, str], values: dict[str, A
     places["drain_s"] = max(1.0, drain_s - 5.0)
     settings = _settings.only(GatewaySettings, values | {"run_dir": str(folder)} | places)
     path = folder / "gateway.settings.json"
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(settings, indent=1) + "\n")
+    with _usable(folder):
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(settings, indent=1) + "\n")
     return Program("gateway", "closeranks.gateway", settings)
 
 

@@ -19,7 +19,7 @@ PARSERS = {
 """Names of `--tool-call-parser` and `--reasoning-parser` (those of SGLang and vLLM where they have one) -> dialect."""
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

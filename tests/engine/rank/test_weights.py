@@ -1,6 +1,7 @@
 """Loading: one model from a folder and from a GGUF file, converted once, whoever asks at the same time."""
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -161,10 +162,24 @@ def test_a_changed_source_is_converted_anew(folder: Path, tmp_path: Path) -> Non
     assert (second.config.bos_token, second.config.eos_token) == ("w1", "w2")
 
 
-def test_a_damaged_conversion_says_which_folder_to_remove(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("manifest.json", 1),
+        ("model.json", 0),
+        ("model.safetensors", 1000),
+        ("tokenizer.json", 100),
+        ("config.json", -1),
+    ],
+)
+def test_a_damaged_conversion_says_which_folder_to_remove(folder: Path, tmp_path: Path, name: str, left: int) -> None:
+    """Cut short (a crash of the machine), or gone; not by ranks that fail again and again."""
     path = tiny.convert(folder, tmp_path / "cache").path
-    (path / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=f"remove that folder.*|{path}"):
+    if left < 0:
+        (path / name).unlink()
+    else:
+        os.truncate(path / name, left)
+    with pytest.raises(ValueError, match=f"{path} is damaged, remove that folder"):
         tiny.convert(folder, tmp_path / "cache")
 
 

@@ -1,8 +1,13 @@
 """Settings of a leader's process."""
 
+from typing import Annotated
+
 import msgspec
 
 from .events import Config
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -24,29 +29,29 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Endpoint for the own ranks, `ipc://...`."""
     ended_epoch: int = 0
     """Every process of this engine's epochs up to this one has been ended and reaped."""
-    tp_size: int = 1
+    tp_size: Count = 1
     """Number of ranks."""
-    page_size: int = 16
+    page_size: Count = 16
     """Tokens per page."""
     num_pages: int = 0
     """Pages of the pool; 0: as many as the ranks' memory holds. The leader takes the ranks' word."""
-    max_running: int = 64
+    max_running: Count = 64
     """Most requests that run at once."""
-    chunk: int = 512
+    chunk: Count = 512
     """Most prompt tokens per step (chunked prefill)."""
     overlap: bool = True
     """Issue step n+1 before step n is reported."""
     radix: bool = True
     """Keep computed pages for later requests with the same prefix."""
-    max_waiting: int = 1024
+    max_waiting: Count = 1024
     """Most requests that wait; more are refused as busy."""
-    step_deadline_s: float = 4.0
+    step_deadline_s: Seconds = 4.0
     """A rank that makes no progress in an open step for so long ends the epoch."""
-    transfer_deadline_s: float = 20.0
+    transfer_deadline_s: Seconds = 20.0
     """A transfer that does not advance for so long ends the epoch, also while nothing is heard of its target."""
-    transfer_stall_s: float = 4.0
+    transfer_stall_s: Seconds = 4.0
     """A transfer or check that does not advance for so long, although its target is heard of, ends the epoch."""
-    lease_s: float = 5.0
+    lease_s: Seconds = 5.0
     """Silence of a gateway or peer engine that ends its rooms."""
     drain_s: float = 10.0
     """Longest that open requests may go on after SIGTERM."""
@@ -58,9 +63,9 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Folder of the step log; empty: `RUN/ENGINE/EPOCH/log`. `-`: no log."""
     step_log: bool = True
     """Keep a log of every decision for `closeranks replay`. Off only to measure what it costs."""
-    log_segment_bytes: int = 16 << 20
+    log_segment_bytes: Count = 16 << 20
     """A segment of the step log is closed at this size."""
-    log_segments: int = 8
+    log_segments: Count = 8
     """Segments kept; older ones are deleted."""
     log_tokens: bool = False
     """Also write token ids (prompts and outputs) to the step log."""

@@ -28,7 +28,7 @@ import numpy as np
 from .models.config import ModelConfig, UnsupportedModel
 from .models.names import ROPE, expected
 from .sources import Source
-from .tensorfile import TensorWriter, from_float32, raw
+from .tensorfile import TensorFile, TensorWriter, from_float32, raw
 
 VERSION = 2
 """Raised when converted folders change meaning; older ones are then made anew."""
@@ -121,13 +121,29 @@ def prepare(model_path: str, cache_dir: str = "", dtype: str = "float32", note: 
             if not target.exists():
                 convert(source, target, dtype, note)
     try:
-        return Converted(
-            path=target,
-            config=msgspec.json.decode((target / "model.json").read_bytes(), type=ModelConfig),
-            manifest=msgspec.json.decode((target / "manifest.json").read_bytes(), type=Manifest),
-        )
-    except (msgspec.DecodeError, OSError) as error:
+        return opened(target)
+    except (ValueError, OSError) as error:
         raise ValueError(f"the converted model in {target} is damaged, remove that folder: {error}") from error
+
+
+def opened(path: Path) -> Converted:
+    """A converted folder. The weights' file is as long as its header says; their values are not read.
+
+    Raises:
+        ValueError, OSError: it is not what was written.
+    """
+    found = Converted(
+        path=path,
+        config=msgspec.json.decode((path / "model.json").read_bytes(), type=ModelConfig),
+        manifest=msgspec.json.decode((path / "manifest.json").read_bytes(), type=Manifest),
+    )
+    TensorFile(path / "model.safetensors")
+    tokenizer = path / "tokenizer.json"
+    if hashlib.blake2b(tokenizer.read_bytes(), digest_size=16).hexdigest() != found.manifest.tokenizer:
+        raise ValueError(f"{tokenizer} is not the one that was written")
+    for name in ("config.json", "tokenizer_config.json"):
+        msgspec.json.decode((path / name).read_bytes())
+    return found
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import msgspec
 
 Size = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -50,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Folder of converted weights; empty: `$XDG_CACHE_HOME/closeranks`."""
     dtype: Literal["float32", "bfloat16", "float16", ""] = ""
     """Type of weights and KV; empty: float32 on the CPU, bfloat16 on CUDA."""
-    device: str = "cpu"
+    device: Annotated[str, msgspec.Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
     threads: Size = 0
     """CPU threads of the forward pass; 0: the machine's cores divided by the ranks of the engine, at least 1."""
