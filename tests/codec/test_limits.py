@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from closeranks.codec import Discarded, assemble, merge
+from closeranks.codec.envelope import HEAD_LIMIT
 from tests.codec.damage import damaged
 from tests.codec.properties import check_json, check_order, check_text, run, settings_of
 
@@ -44,6 +45,18 @@ def check_long(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_long_runs(seed: int) -> None:
     check_long(seed)
+
+
+@pytest.mark.parametrize("tail", ["}", ', "x": ', "{", "x"])
+@pytest.mark.parametrize("by", [-2, -1, 0, 1, 40])
+@pytest.mark.parametrize("end", ["", "\n</tool_call>"])
+def test_what_follows_the_arguments_of_an_envelope_is_kept_up_to_a_limit_whatever_the_cuts(
+    tail: str, by: int, end: str
+) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}' + tail + "y" * (HEAD_LIMIT + by - len(tail)) + end
+    whole = merge(run([text], dialect="hermes"))
+    for pieces in (list(text), [text[i : i + 7] for i in range(0, len(text), 7)], [text[:900], text[900:]]):
+        assert merge(run(pieces, dialect="hermes")) == whole
 
 
 CHAINS = ["</", "<", "<｜", "</th", "<\n\n"]

@@ -43,11 +43,9 @@ class Envelope:
             self._stream = JsonStream()
             text, self._text = self._text[found.end() :], ""
         out = self._stream.feed(text)
-        rejected = self._stream.rejected
-        if self._stream.complete and len(self._tail) <= HEAD_LIMIT:
-            self._tail += rejected
-        else:
-            self.rejected = rejected
+        room = HEAD_LIMIT - len(self._tail) if self._stream.complete else 0
+        self._tail += self._stream.rejected[:room]
+        self.rejected = self._stream.rejected[room:]
         return out
 
     @property
