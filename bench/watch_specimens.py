@@ -1,6 +1,6 @@
 """The watch on real wedges: each specimen is started, wedges, and is watched by `closeranks watch`, from outside.
 
-    python bench/watch_specimens.py [--runs 10] [--minutes 60] [--keep DIR] [--cost] [NAME ...]
+    python bench/watch_specimens.py [--runs 10] [--minutes 60] [--watch-nice -5] [--keep DIR] [--cost] [NAME ...]
 
 One row per specimen: seconds from the onset to the confirmation, to the stored bundle and to the verdict (median and
 worst), whether the verdict is right; for look-alikes, whether it was confirmed, in how many seconds of watching.
@@ -32,12 +32,14 @@ START_S = 300.0
 
 
 @contextlib.contextmanager
-def watching(pids: list[int], bundles: Path) -> Iterator["subprocess.Popen[str]"]:
+def watching(pids: list[int], bundles: Path, nice: int | None) -> Iterator["subprocess.Popen[str]"]:
     """`closeranks watch` of the engines that these processes belong to."""
     command = [sys.executable, "-m", "closeranks.cli.main", "watch", "--json", "--bundle-dir", str(bundles)]
     command += ["--recorder-path", "/dump_flight_recorder", "--pid"]
     with (bundles.parent / "watch.log").open("w") as log:
         process = subprocess.Popen([*command, *map(str, pids)], stdout=subprocess.PIPE, stderr=log, text=True)
+        if nice is not None:
+            os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         try:
             yield process
         finally:
@@ -65,13 +67,13 @@ def next_incident(process: "subprocess.Popen[str]", limit_s: float) -> dict[str,
     return None
 
 
-def one(name: str, folder: Path) -> dict[str, Any] | None:
+def one(name: str, folder: Path, nice: int | None) -> dict[str, Any] | None:
     """One run of one specimen; None when it did not wedge."""
     specimen = SPECIMENS[name]
     try:
         with contextlib.ExitStack() as stack:
             running = stack.enter_context(start(name, folder=folder / "specimen", timeout=START_S))
-            watch = stack.enter_context(watching([running.helpers["launcher"]], folder / "bundles"))
+            watch = stack.enter_context(watching([running.helpers["launcher"]], folder / "bundles", nice))
             onset = running.wait_onset(START_S)
             found = next_incident(watch, LOOKALIKE_S if specimen.healthy else LIMIT_S)
     except SpecimenError as error:  # it did not start, or its race did not come out as planned: not the watch's doing
@@ -109,12 +111,12 @@ def row(name: str, runs: list[dict[str, Any]]) -> str:
     return f"| `{name}` | {' | '.join(times)} | {verdicts} | {right} |"
 
 
-def cost(seconds: float = 60.0) -> tuple[float, int]:
+def cost(nice: int | None, seconds: float = 60.0) -> tuple[float, int]:
     """Share of one core that watching costs, and the number of processes watched."""
     with tempfile.TemporaryDirectory(prefix="watch-") as scratch, contextlib.ExitStack() as stack:
         running = stack.enter_context(start("idle", world=6, folder=Path(scratch) / "specimen"))
         count = len(running.pids) + len(running.helpers)
-        with watching([running.helpers["launcher"]], Path(scratch) / "bundles") as process:
+        with watching([running.helpers["launcher"]], Path(scratch) / "bundles", nice) as process:
             time.sleep(10)  # the start is not what watching costs
             before = _cpu(process.pid)
             time.sleep(seconds)
@@ -132,6 +134,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="which specimens (default: all)")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so long")
+    parser.add_argument("--watch-nice", type=int, help="niceness of the watch, where it is to have another one")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs and bundles")
     parser.add_argument("--cost", action="store_true", help="measure the cost of watching too")
     args = parser.parse_args()
@@ -143,9 +146,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="watch-") as scratch:
             folder = (args.keep or Path(scratch)) / name / str(number)
             folder.mkdir(parents=True, exist_ok=True)
-            found = one(name, folder)
+            found = one(name, folder, args.watch_nice)
             results[name].extend([found] if found is not None else [])
-        print(f"{number + 1} {name}: {json.dumps(found)}", file=sys.stderr, flush=True)
+        load = os.getloadavg()[0]
+        print(f"{number + 1} {name}, load {load:.1f}: {json.dumps(found)}", file=sys.stderr, flush=True)
     print("| specimen | confirmed after (median / worst s) | bundle after | verdict after | verdict | right |")
     print("|---|---|---|---|---|---|")
     for name, runs in results.items():
@@ -162,7 +166,7 @@ def main() -> int:
         "never_ran": [name for name, runs in results.items() if not runs],
     }
     if args.cost:
-        share, count = cost()
+        share, count = cost(args.watch_nice)
         summary["cost_of_one_core"] = round(share, 4)
         summary["processes"] = count
     print(json.dumps(summary))
