@@ -29,7 +29,7 @@ async def watched(pid: int, bundles: Path, until_s: float) -> Watch:
     return watch
 
 
-@pytest.mark.parametrize("name", ["different_collectives", "dead_peer", "helper_dead", "lost_message"])
+@pytest.mark.parametrize("name", ["different_collectives", "dead_peer", "helper_dead", "lost_message", "gil_held"])
 def test_a_wedge_is_confirmed_bundled_and_named(name: str, tmp_path: Path) -> None:
     specimen = SPECIMENS[name]
     with start(name, folder=tmp_path / "specimen") as running:

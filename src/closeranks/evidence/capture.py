@@ -25,10 +25,10 @@ def py_spy() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-async def stacks(pid: int, timeout_s: float = 2.5) -> str:
+async def stacks(pid: int, timeout_s: float = 2.5, native: bool = False) -> str:
     """`py-spy dump` of a process as text; a stopped process is read with --nonblocking. Never raises, says why not.
 
-    At most two attempts of `timeout_s` seconds.
+    At most two attempts of `timeout_s` seconds. `native`: one, with the frames below Python's; it takes seconds.
     """
     program = py_spy()
     if program is None:
@@ -36,8 +36,8 @@ async def stacks(pid: int, timeout_s: float = 2.5) -> str:
     if _state(pid) == "Z":
         return "no stacks: the process is a zombie or gone\n"
     said: list[str] = []
-    for extra in ([], ["--nonblocking"]):
-        if extra == [] and _state(pid) in "Tt":  # ptrace waits for a stopped process
+    for extra in [["--native"]] if native else [[], ["--nonblocking"]]:
+        if "--nonblocking" not in extra and _state(pid) in "Tt":  # ptrace waits for a stopped process
             continue
         try:
             process = await asyncio.create_subprocess_exec(

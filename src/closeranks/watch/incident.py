@@ -17,6 +17,7 @@ from closeranks.evidence import capture, gather
 from closeranks.evidence.redact import redact
 from closeranks.watch import verdict as judging
 from closeranks.watch.procfs import main_thread
+from closeranks.watch.signals import stacks
 from closeranks.watch.signals.counters import CountersSignal
 from closeranks.watch.signals.fetch import Answer, Client
 from closeranks.watch.signals.gpu import GpuSignal
@@ -102,13 +103,17 @@ class Keeper:
         folder = await self._store(files, state.engine, facts)
         bundle_s = time.time() - began
         judged = await judged_later
+        deeper: dict[str, str] = {}
         if state.proof:
             judged = judging.beside_proof(judged, state.why[0].text)
+        elif judged.cls == judging.NONE.cls and judged.files:
+            deeper = await self._deeper(files, [e for e in snapshot.engines if e.name == state.engine])
+            judged = await self._judge.judge(files.contents) if deeper else judged
         verdict_s = time.time() - began
         if folder is not None:
             said = {"verdict": judged.cls, "certainty": judged.certainty, "summary": judged.summary}
             try:
-                await asyncio.to_thread(gather.extend, folder, judged.files, {**facts, **said})
+                await asyncio.to_thread(gather.extend, folder, {**deeper, **judged.files}, {**facts, **said})
             except OSError as error:
                 log.error("verdict could not be stored", folder=str(folder), error=error.strerror)
         return Incident(
@@ -121,6 +126,18 @@ class Keeper:
             judged,
             tuple(files.notes),
         )
+
+    async def _deeper(self, files: gather.Files, engines: Sequence[EngineSeen]) -> dict[str, str]:
+        """The native frames of the engine's ranks, added to the files, for stacks that do not decide by themselves: who
+        holds the GIL, or waits inside a library, shows only there."""
+        await self._judge.prepare()
+        added = {}
+        for engine in engines:
+            for label, text in (await stacks.native(engine)).items():
+                name = f"{engine.name}/native/pyspy_{label}.txt"
+                await _add(files, name, text)
+                added[name] = files.contents[name].decode() if name in files.contents else ""
+        return added
 
     async def _store(self, files: gather.Files, engine: str, facts: Mapping[str, object]) -> Path | None:
         try:

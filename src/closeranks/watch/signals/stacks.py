@@ -24,6 +24,8 @@ GAP_S = 4.0
 SETTLE_S = 0.3
 """After a dump, until its own switches are over."""
 PY_SPY_S = 6.0
+NATIVE_S = 6.0
+"""Patience with a dump of native frames, whose symbols are read first."""
 AT_ONCE = 4
 _UPDATES = re.compile(r"^(update_weights\w*|_?update_weight\w*|load_weights\w*|release_memory\w*|resume_memory\w*)$")
 _SLOW = {"device_wait", "device_launch", "collective_device", "p2p_device", "implicit_sync", "kernel_call", "compile",
@@ -88,6 +90,12 @@ async def _window(rounds: Rounds, until: float) -> None:
     rounds.before, rounds.proc_first = await asyncio.to_thread(_quiet, engines)
     await asyncio.sleep(max(0.0, until - time.monotonic()))
     rounds.after, rounds.proc_second = await asyncio.to_thread(_quiet, engines)
+
+
+async def native(engine: EngineSeen) -> dict[str, str]:
+    """Label → py-spy's text with native frames, of the processes that decide; what could not be read is left out."""
+    texts = await asyncio.gather(*(capture.stacks(p.pid, NATIVE_S, native=True) for p in engine.deciders))
+    return {p.label: t for p, t in zip(engine.deciders, texts, strict=True) if _stack(t) is not None}
 
 
 async def _dump(engines: Iterable[EngineSeen]) -> dict[str, str]:
