@@ -243,6 +243,7 @@ def line(row: Row, seen: Seen) -> str:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="", help="regular expression on the names")
     parser.add_argument("--times", type=int, default=1)

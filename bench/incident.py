@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -148,6 +149,7 @@ def thinned(record: Sequence[Line], keep: int = 3) -> list[Line]:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--tp-size", type=int, default=4, help="of the double's engines")

@@ -13,6 +13,7 @@ interval over the rounds.
 import argparse
 import asyncio
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -80,6 +81,7 @@ def interval(on: Sequence[float], off: Sequence[float], draws: int = 2000) -> tu
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("tiny", "smollm2"), default="smollm2")
     parser.add_argument("--rounds", type=int, default=15)

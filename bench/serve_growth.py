@@ -11,6 +11,7 @@ first token and per further token against context (one stream), each with the ra
 import argparse
 import asyncio
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -91,6 +92,7 @@ async def context_table(servers: dict[str, Server], args: argparse.Namespace) ->
 
 
 async def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-path", default="", help="left out: the embedded model")
     parser.add_argument("--rounds", type=int, default=3)

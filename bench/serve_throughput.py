@@ -137,6 +137,7 @@ def prompts(concurrency: int, length: int, seed: int) -> list[list[int]]:
 
 
 async def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--vllm", help="virtual environment with vLLM's CPU build; left out: not measured")

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -155,6 +156,7 @@ def check(
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cover", action="store_true")
     parser.add_argument("--from", type=int, default=0, dest="first", help="skip this many combinations")
