@@ -79,7 +79,7 @@ def test_a_dry_run_shows_platform_tree_and_start_and_no_key(
     run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an operator must see before anything is ended: who goes, child by child, and what comes in their place."""
-    code = "import os,sys; os.fork(); print(os.getpid(), flush=True); sys.stdin.read()"
+    code = "import os,sys; os.fork(); os.write(1, b'%d\\n' % os.getpid()); sys.stdin.read()"
     command = [sys.executable, "-c", code, "--api-key", "sk-verysecretkey1", "--port", "1"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, cwd=tmp_path, text=True
