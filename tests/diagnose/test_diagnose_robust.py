@@ -52,6 +52,13 @@ def test_loss_never_makes_another_verdict_certain(case, seed: int, steps) -> Non
     page.render(verdict)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_frames_lost_from_a_dump_are_no_shown_desync(seed: int) -> None:
+    """Ranks in one operation, whose callers differ only since lines of their stacks are missing."""
+    case = next(case for case in CASES if case[0] == "sgl-34582-mlpsync-symmetric")
+    assert diagnose_texts(mutate.without_lines(case[1], random.Random(seed))).main.certainty != "shown"
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10**9))
 def test_lines_of_all_cases_in_one_pot_never_raise(seed: int) -> None:

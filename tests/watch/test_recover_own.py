@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,36 @@ def recover(served: Served, tmp_path: Path, *words: str) -> "subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@contextmanager
+def acting(tmp_path: Path, *which: str | int) -> Iterator["subprocess.Popen[str]"]:
+    """An acting watch that has found both engines healthy; what it says is in `watch.log`. Ended at the end."""
+    command = [sys.executable, "-m", "closeranks.cli.main", "watch", "--act", "--json", "--probe", "never"]
+    command += [*map(str, which), "--verify-s", "60", "--bundle-dir", str(tmp_path / "bundles")]
+    command += ["--state-dir", str(tmp_path / "state")]
+    log = tmp_path / "watch.log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as watch,
+    ):
+        try:
+            wait_said(log, '"phase": "healthy"', 2)
+            yield watch
+        finally:
+            watch.send_signal(signal.SIGTERM)
+            watch.communicate(timeout=90)
+
+
+def until_recovered(watch: "subprocess.Popen[str]") -> list[dict[str, Any]]:
+    """What the watch reports, up to the end of a recovery."""
+    assert watch.stdout is not None
+    events: list[dict[str, Any]] = []
+    for line in watch.stdout:
+        events.append(json.loads(line))
+        if events[-1]["event"] == "recovery":
+            break
+    return events
+
+
 def gateway_of(served: Served) -> int:
     pids = [
         p for p in served.descendants() if Path(f"/proc/{p}/cmdline").read_bytes().startswith(b"closeranks::gateway")
@@ -107,23 +138,9 @@ def test_an_engine_is_replaced_under_a_stream_that_goes_on(served: Served, tmp_p
 def test_the_watch_ends_a_frozen_gateway_and_no_engine(served: Served, tmp_path: Path) -> None:
     leaders = [served.pid_of(engine, "leader") for engine in ("prefill", "decode")]
     frozen = gateway_of(served)
-    command = [sys.executable, "-m", "closeranks.cli.main", "watch", "--act", "--json", "--probe", "never"]
-    command += ["--pid", str(served.process.pid), "--verify-s", "60", "--bundle-dir", str(tmp_path / "bundles")]
-    command += ["--state-dir", str(tmp_path / "state")]
-    events: list[dict[str, Any]] = []
-    with (
-        (tmp_path / "watch.log").open("w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as watch,
-    ):
-        assert watch.stdout is not None
-        wait_said(tmp_path / "watch.log", '"phase": "healthy"', 2)
+    with acting(tmp_path, "--pid", served.process.pid) as watch:
         os.kill(frozen, signal.SIGSTOP)
-        for line in watch.stdout:
-            events.append(json.loads(line))
-            if events[-1]["event"] == "recovery":
-                break
-        watch.send_signal(signal.SIGTERM)
-        watch.communicate(timeout=90)
+        events = until_recovered(watch)
     assert events[-1]["status"] == "recovered", events
     assert any(e["event"] == "incident" and "gateway" in e["why"][0] for e in events)
     assert gateway_of(served) != frozen
@@ -134,23 +151,12 @@ def test_the_watch_ends_a_frozen_gateway_and_no_engine(served: Served, tmp_path:
 def test_a_service_that_was_killed_as_a_whole_is_started_by_the_watch(served: Served, tmp_path: Path) -> None:
     """With its supervisor all its processes end; nothing in its log says that this was wanted."""
     old, log = served.descendants(), tmp_path / "watch.log"
-    command = [sys.executable, "-m", "closeranks.cli.main", "watch", "--act", "--json", "--probe", "never"]
-    command += ["--url", served.url, "--verify-s", "60", "--bundle-dir", str(tmp_path / "bundles")]
-    command += ["--state-dir", str(tmp_path / "state")]
-    events: list[dict[str, Any]] = []
     try:
-        with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as watch:
-            assert watch.stdout is not None
-            wait_said(log, '"phase": "healthy"', 2)
-            time.sleep(12)  # how engines are started is read every 10 s
+        with acting(tmp_path, "--url", served.url) as watch:
+            wait_said(log, "how it is started is known", 1, f'"service-{served.port}"')
             served.process.kill()
             served.process.wait()
-            for line in watch.stdout:
-                events.append(json.loads(line))
-                if events[-1]["event"] == "recovery":
-                    break
-            watch.send_signal(signal.SIGTERM)
-            watch.communicate(timeout=90)
+            events = until_recovered(watch)
         assert events[-1]["status"] == "recovered", events
         assert not any(Path(f"/proc/{pid}").exists() for pid in old)
         assert served.post("/v1/completions", {**BODY, "max_tokens": 5})["usage"]["completion_tokens"] == 5
@@ -167,19 +173,15 @@ def test_what_the_service_mends_by_itself_is_left_to_it(served: Served, tmp_path
     """A killed rank is a death, and the supervisor replaces the engine within seconds; an acting watch must not end
     the next life for what happened to the last one, nor the gateway."""
     gateway, log = gateway_of(served), tmp_path / "watch.log"
-    command = [sys.executable, "-m", "closeranks.cli.main", "watch", "--act", "--json", "--probe", "never"]
-    command += ["--pid", str(served.process.pid), "--bundle-dir", str(tmp_path / "bundles")]
-    command += ["--state-dir", str(tmp_path / "state")]
-    with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as watch:
-        wait_said(log, '"phase": "healthy"', 2)
+    with acting(tmp_path, "--pid", served.process.pid):
+        before = len(log.read_text())
         os.kill(served.pid_of("decode", "rank1"), signal.SIGKILL)
         until = time.monotonic() + 120
-        while served.status().get("decode", {}).get("epoch") != 2 or served.get("/ready")[0] != 200:
-            assert time.monotonic() < until, served.tail()
+        while (
+            served.status().get("decode", {}).get("epoch") != 2 or served.get("/ready")[0] != 200 or busy(log, before)
+        ):
+            assert time.monotonic() < until, served.tail() + log.read_text()
             time.sleep(0.2)
-        time.sleep(12)  # longer than evidence, verdict and the gathering of other engines take
-        watch.send_signal(signal.SIGTERM)
-        watch.wait(90)
     assert served.status()["decode"]["epoch"] == 2, log.read_text()
     assert gateway_of(served) == gateway
     assert served.post("/v1/completions", {**BODY, "max_tokens": 5})["usage"]["completion_tokens"] == 5
@@ -187,9 +189,18 @@ def test_what_the_service_mends_by_itself_is_left_to_it(served: Served, tmp_path
     assert ended == []
 
 
-def wait_said(log: Path, text: str, times: int) -> None:
+def busy(log: Path, since: int) -> bool:
+    """Whether the watch has not seen the new life of decode yet, or has a confirmation to think about."""
+    lines = log.read_text()[since:].splitlines()
+    seen = any('"decode-' in line and '"phase": "healthy"' in line for line in lines)
+    begun = sum('"phase": "confirmed"' in line for line in lines)
+    return not seen or begun > sum("engine is confirmed no longer" in line or "recovery over" in line for line in lines)
+
+
+def wait_said(log: Path, text: str, times: int, beside: str = "") -> None:
+    """Until so many lines of the log have both texts."""
     until = time.monotonic() + 120
-    while log.read_text().count(text) < times:
+    while sum(text in line and beside in line for line in log.read_text().splitlines()) < times:
         assert time.monotonic() < until, log.read_text()
         time.sleep(0.2)
 

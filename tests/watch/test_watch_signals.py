@@ -250,7 +250,8 @@ def test_a_process_that_engines_share_is_dumped_once(monkeypatch: pytest.MonkeyP
     """Of two py-spy at one process the second is refused, and its engine would be blind."""
     asked: list[int] = []
 
-    async def dump(pid: int, limit_s: float) -> str:
+    async def dump(pid: int, limit_s: float, native: bool = False) -> str:
+        assert not native
         asked.append(pid)
         return f"dump of {pid}"
 

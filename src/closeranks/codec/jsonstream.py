@@ -271,7 +271,7 @@ class JsonStream:
         self._after_value()
 
     def _keep(self, text: str, start: int, safe: int, at: int) -> str:
-        """Leave the loop of `_scan` or a run of it: returns what can be sent, keeps what waits."""
+        """A run of `feed` is over: returns what can be sent, keeps what waits."""
         if safe <= start:
             self._pending += text[start:at]
             return ""

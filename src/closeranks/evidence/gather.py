@@ -133,7 +133,7 @@ def store(files: Files, parent: Path, label: str, facts: Mapping[str, object]) -
 def extend(folder: Path, files: Mapping[str, str], facts: Mapping[str, object]) -> None:
     """Add files to a stored bundle and renew its manifest. Raises OSError."""
     for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     old = json.loads((folder / "manifest.json").read_text())
     old.pop("files", None)

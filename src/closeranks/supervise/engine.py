@@ -169,7 +169,7 @@ class Engine:
                     reason = f"{fault.get('name')}: {fault.get('detail')} ({reason})"
                 self._set(State.RECOVERING)
                 log.error("engine fault", engine=self.name, epoch=self.epoch.number, reason=reason)
-                await self._keep_evidence(folder, reason)
+                await self._keep_evidence(folder, reason, fault)
                 self._evidence_s = time.time() - self._fault_at
             else:
                 await self.children[0].end(STOP_S)  # the leader tells its ranks to stop, and goes
@@ -242,8 +242,7 @@ class Engine:
         except TimeoutError:
             log.warning("the leader had nothing to say", engine=self.name)
 
-    async def _keep_evidence(self, folder: Path, reason: str) -> None:
-        fault = incident.fault_of(folder / "fault.json")
+    async def _keep_evidence(self, folder: Path, reason: str, fault: dict[str, object]) -> None:
         self._count(fault)
         facts: dict[str, object] = {"engine": self.name, "epoch": self.epoch.number, "fault": fault}
         facts["detected"] = self._fault_at

@@ -119,9 +119,10 @@ class Recovery:
         """While it exists, no step begins."""
         return self.folder / "STOP"
 
-    def remember(self, engines: Sequence[EngineSeen]) -> None:
-        """Read how each engine was started while its launcher lives; once it has died, nobody could tell any more."""
-        self._survey.remember(engines)
+    def remember(self, engines: Sequence[EngineSeen]) -> list[str]:
+        """Read how each engine was started while its launcher lives; once it has died, nobody could tell any more. The
+        names of those that are new."""
+        return self._survey.remember(engines)
 
     def knows(self, name: str) -> bool:
         """Whether it is remembered how an engine of this name was started."""

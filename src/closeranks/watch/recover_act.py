@@ -95,7 +95,8 @@ class Actor:
 
     async def _remember(self) -> None:
         while True:
-            await asyncio.to_thread(self._recovery.remember, self._watch.snapshot.engines)
+            for name in await asyncio.to_thread(self._recovery.remember, self._watch.snapshot.engines):
+                log.info("how it is started is known", engine=name)
             await asyncio.sleep(REMEMBER_S)
 
     async def _recover(self, found: Incident, after_s: float = 0.0, said: str = "") -> None:

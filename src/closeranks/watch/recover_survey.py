@@ -76,8 +76,9 @@ class Survey:
         self._remembered: dict[str, Remembered] = {}
         self._services: dict[str, str] = {}
 
-    def remember(self, engines: Sequence[EngineSeen]) -> None:
-        """Keep in mind how those with a launcher were started, and by whom."""
+    def remember(self, engines: Sequence[EngineSeen]) -> list[str]:
+        """Keep in mind how those with a launcher were started, and by whom. Returns the names of new ones."""
+        new = []
         self._services |= services_of(engines)
         for unit in units_of(engines):
             head = unit.launcher
@@ -90,6 +91,8 @@ class Survey:
             with contextlib.suppress(OSError, PlatformError):  # it shows as an obstacle when a plan is made
                 name, place = platform_of(head.pid)
                 self._remembered[unit.name] = Remembered(unit, read_launch(head.pid), name, place)
+                new.append(unit.name)
+        return new
 
     def knows(self, name: str) -> bool:
         """Whether an engine that is gone as a whole could be started again."""

@@ -149,9 +149,7 @@ def shape(row: Tensor, draw: Draw) -> None:
     if history is not None:
         if s.repetition_penalty not in (0.0, 1.0):
             scaled = torch.where(row > 0, row / s.repetition_penalty, row * s.repetition_penalty)
-            scaled.clamp_(
-                -LARGEST, LARGEST
-            )  # a penalty near 0 goes beyond; what was infinite before stays and is found
+            scaled.clamp_(-LARGEST, LARGEST)  # a penalty near 0 goes beyond; what was infinite stays and is found
             row.copy_(torch.where(history.seen & row.isfinite(), scaled, row))
         row -= s.frequency_penalty * history.counts + s.presence_penalty * (history.counts > 0)
     if draw.allowed is not None:

@@ -94,22 +94,26 @@ async def _window(rounds: Rounds, until: float) -> None:
 
 async def native(engine: EngineSeen) -> dict[str, str]:
     """Label → py-spy's text with native frames, of the processes that decide; what could not be read is left out."""
-    texts = await asyncio.gather(*(capture.stacks(p.pid, NATIVE_S, native=True) for p in engine.deciders))
-    return {p.label: t for p, t in zip(engine.deciders, texts, strict=True) if _stack(t) is not None}
+    texts = await _read((p.pid for p in engine.deciders), NATIVE_S, native=True)
+    return {p.label: texts[p.pid] for p in engine.deciders if _stack(texts[p.pid]) is not None}
 
 
 async def _dump(engines: Iterable[EngineSeen]) -> dict[str, str]:
+    wanted = {f"{e.name}/{p.label}": p.pid for e in engines for p in e.parts}
+    texts = await _read(wanted.values(), PY_SPY_S)
+    return {key: texts[pid] for key, pid in wanted.items()}
+
+
+async def _read(pids: Iterable[int], timeout_s: float, native: bool = False) -> dict[int, str]:
     """Each process once, also one that several engines share: of two py-spy at a process the second is refused."""
     slots = asyncio.Semaphore(AT_ONCE)
-    wanted = {f"{e.name}/{p.label}": p.pid for e in engines for p in e.parts}
 
     async def one(pid: int) -> str:
         async with slots:
-            return await capture.stacks(pid, PY_SPY_S)
+            return await capture.stacks(pid, timeout_s, native)
 
-    pids = tuple(dict.fromkeys(wanted.values()))
-    texts = dict(zip(pids, await asyncio.gather(*map(one, pids)), strict=True))
-    return {key: texts[pid] for key, pid in wanted.items()}
+    once = tuple(dict.fromkeys(pids))
+    return dict(zip(once, await asyncio.gather(*map(one, once)), strict=True))
 
 
 def _quiet(engines: Sequence[EngineSeen]) -> tuple[Readings, dict[str, str]]:
