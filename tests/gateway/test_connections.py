@@ -1,10 +1,12 @@
 """One connection's life: pipelined requests, clients that leave, do not read, or stay without a word."""
 
+import contextlib
 import json
 import os
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +38,10 @@ def post(body: object, path: str = CHAT) -> bytes:
 
 def connections(running: Running) -> int:
     """Sockets that the gateway holds open towards clients, this test's own look included."""
-    held = {os.readlink(f"/proc/{running.process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{running.process.pid}/fd")}
+    held = set()
+    for entry in Path(f"/proc/{running.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since the folder was read: not held
+            held.add(os.readlink(entry))
     with open(f"/proc/{running.process.pid}/net/tcp") as table:
         rows = [line.split() for line in table][1:]
     here = f":{running.port:04X}"
