@@ -18,7 +18,7 @@ import pytest
 
 from closeranks.supervise.platforms import processes
 from tests.e2e import tiny
-from tests.e2e.service import Served, serve
+from tests.e2e.service import Served, serve, title_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OUTPUT = 1500
@@ -93,9 +93,7 @@ def until_recovered(watch: "subprocess.Popen[str]") -> list[dict[str, Any]]:
 
 
 def gateway_of(served: Served) -> int:
-    pids = [
-        p for p in served.descendants() if Path(f"/proc/{p}/cmdline").read_bytes().startswith(b"closeranks::gateway")
-    ]
+    pids = [p for p in served.descendants() if title_of(p).startswith("closeranks::gateway")]
     assert len(pids) == 1
     return pids[0]
 
