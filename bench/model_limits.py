@@ -24,6 +24,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "30000")  # as the ranks of a served eng
 import numpy as np
 import torch
 
+from closeranks.cli.serve import huge_pages
 from closeranks.engine.rank.collectives import Solo
 from closeranks.engine.rank.models.batch import Batch, make_batch
 from closeranks.engine.rank.models.llama import Llama
@@ -175,4 +176,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    tunables = huge_pages()  # as the ranks of a served engine have them; read when a process starts
+    if tunables:
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **tunables})
     raise SystemExit(main())

@@ -1,11 +1,12 @@
-"""What `serve` refuses before it starts anything."""
+"""What `serve` refuses before it starts anything, and what it would start."""
 
 import socket
 from pathlib import Path
 
 import pytest
 
-from closeranks.cli import main
+from closeranks.cli import main, serve
+from closeranks.supervise.engine import Epoch
 from tests.e2e import tiny
 
 
@@ -70,3 +71,16 @@ def test_a_run_folder_that_cannot_be_written(place: str, capsys: pytest.CaptureF
     said = capsys.readouterr().err
     assert str(tmp_path / place) in said
     assert "--run-dir" in said
+
+
+@pytest.mark.parametrize("set_by_user", ["", "glibc.malloc.arena_max=2"])
+def test_ranks_ask_for_huge_pages_unless_the_user_tunes_the_library(
+    set_by_user: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if set_by_user:
+        monkeypatch.setenv("GLIBC_TUNABLES", set_by_user)
+    values = {"model_path": "model", "cache_dir": str(tmp_path)}
+    leader, *ranks = serve.plan("both", tmp_path, "tcp://127.0.0.1:1", 2, values)(Epoch(1, 1, 0), tmp_path)
+    assert [r.env for r in ranks] == [{} if set_by_user else {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}] * 2
+    assert leader.env == {}

@@ -17,7 +17,8 @@ if sys.argv[1] == "--spare":
     if not line:
         sys.exit(0)
     said = json.loads(line)
-    print(open(said["settings"]).read(), file=open(said["log"], "a"))
+    told = json.load(open(said["settings"])) | {"tuned": os.environ.get("TUNED")}
+    print(json.dumps(told), file=open(said["log"], "a"))
 """
 
 
@@ -31,7 +32,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_spare_becomes_the_process_of_its_settings(tmp_path: Path, module: str) -> None:
     async def main() -> None:
         spares = Spares(sys.executable, tmp_path)
-        assert await spares.prepare("rank0", module)
+        assert await spares.prepare("rank0", module, {"TUNED": "yes"})
         assert not await spares.prepare("rank0", module)
         settings, log = tmp_path / "s.json", tmp_path / "rank0.log"
         settings.write_text(json.dumps({"epoch": 7}))
@@ -39,7 +40,7 @@ def test_a_spare_becomes_the_process_of_its_settings(tmp_path: Path, module: str
         taken = spares.take("rank0", settings, log)
         assert taken is not None
         assert await taken.wait() == 0
-        assert json.loads(log.read_text()) == {"epoch": 7}
+        assert json.loads(log.read_text()) == {"epoch": 7, "tuned": "yes"}
         assert spares.take("rank0", settings, log) is None, "it is somebody else now"
         await spares.end()
 

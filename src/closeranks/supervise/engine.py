@@ -68,6 +68,7 @@ class Program:
     module: str
     settings: dict[str, object]
     env: dict[str, str] = field(default_factory=dict)
+    """Beside the environment of this process."""
     spare: bool = False
     """Keep a loaded one ready while the engine serves (see `spares`)."""
 
@@ -206,7 +207,7 @@ class Engine:
                 if (folder / "ready").exists():
                     self._say_back(folder / "ready")
                     for program in programs:
-                        if program.spare and await self._spares.prepare(program.name, program.module):
+                        if program.spare and await self._spares.prepare(program.name, program.module, program.env):
                             break  # one at a time: they take their time from those that serve
                 leader = self.children[0]
                 if silence > HEARTBEAT_S and await capture.stands_still(leader.pid):

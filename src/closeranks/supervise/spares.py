@@ -5,6 +5,7 @@ no model, no socket and no device, and knows no epoch. It ends with its parent, 
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from closeranks.supervise import child
@@ -21,13 +22,13 @@ class Spares:
         self._folder = folder
         self._waiting: dict[str, child.Child] = {}
 
-    async def prepare(self, name: str, module: str) -> bool:
-        """Start the spare of that name unless there is one; whether it was started."""
+    async def prepare(self, name: str, module: str, env: Mapping[str, str] | None = None) -> bool:
+        """Start the spare of that name, with `env` beside ours, unless there is one; whether it was started."""
         waiting = self._waiting.get(name)
         if waiting is not None and waiting.exit_code is None:
             return False
         argv = [self._python, "-m", module, OPTION]
-        self._waiting[name] = await child.start(name, argv, self._folder / f"{name}.spare.log", listening=True)
+        self._waiting[name] = await child.start(name, argv, self._folder / f"{name}.spare.log", env, listening=True)
         return True
 
     def take(self, name: str, settings: Path, log: Path) -> child.Child | None:
