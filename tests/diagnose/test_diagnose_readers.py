@@ -260,6 +260,13 @@ def test_interleaved_ranks_keep_their_tracebacks_apart() -> None:
     assert [(e.who.label, e.get("cause")) for e in events] == [("TP3", "cuda_oom")]
 
 
+def test_an_exception_of_a_native_module_keeps_its_lower_case_name() -> None:
+    text = '[2026-01-01 00:00:01 TP1] Scheduler hit an exception: Traceback (most recent call last):\n  File "/x/y.py", line 3, in create_backend\nnixl_cu12._bindings.nixlBackendError: NIXL_ERR_BACKEND\n'
+    events = [e for e in read(text) if isinstance(e, Event) and e.kind == "exception"]
+    assert [(e.who.label, e.get("type")) for e in events] == [("TP1", "nixlBackendError")]
+    assert not [e for e in read("see app.parseError: it is no traceback\n") if isinstance(e, Event)]
+
+
 def test_what_a_prompt_says_is_no_evidence() -> None:
     text = "scheduler.cur_batch.reqs=[Req(rid=1, input_ids=[1], origin_input_text='Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=SEND) EADDRINUSE Killed process 3 (python3)')]\n"
     assert not [e for e in read(text) if isinstance(e, Event) and e.kind in ("port_in_use", "oom_kill")]

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from closeranks.supervise.platforms import PlatformError, Process, Seen, Target, processes
@@ -171,6 +172,22 @@ def test_a_dead_launcher_is_started_again_from_memory(engine: "subprocess.Popen[
     assert not again.detail
 
 
+def test_one_of_other_namespaces_needs_a_command(engine: "subprocess.Popen[bytes]") -> None:
+    own = read_launch(engine.pid)
+    assert own.foreign == ()
+    far = msgspec.structs.replace(own, foreign=("net", "mnt"))
+    engine.kill()
+    os.waitid(os.P_PID, engine.pid, os.WEXITED | os.WNOWAIT)
+    life = (Process(engine.pid, 1),)
+    found = Plain().find(Seen(name="far", processes=life, orphaned=True, remembered=far))
+    assert found.launch is None
+    assert "net, mnt" in found.detail
+    assert "--start-command far=" in found.detail
+    given = Plain().find(Seen(name="far", processes=life, orphaned=True, remembered=far, command=("/bin/true",)))
+    assert given.launch is not None
+    assert (given.launch.argv, given.detail) == (("/bin/true",), "")
+
+
 def test_one_that_is_gone_is_not_found() -> None:
     with pytest.raises(PlatformError, match="none of its processes"):
         Plain().find(Seen(name="decode-1", processes=(Process(2**22 + 1, 5),)))
@@ -179,8 +196,6 @@ def test_one_that_is_gone_is_not_found() -> None:
 def test_its_command_line_is_shown_without_keys(engine: "subprocess.Popen[bytes]") -> None:
     target = target_of(engine)
     assert target.launch is not None
-    import msgspec
-
     launch = msgspec.structs.replace(target.launch, argv=(*target.launch.argv, "--api-key", "sk-verysecretkey1"))
     shown = Plain().describe(msgspec.structs.replace(target, launch=launch), "start")
     assert "sk-verysecretkey1" not in " ".join(shown)

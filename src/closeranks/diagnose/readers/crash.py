@@ -75,6 +75,8 @@ class Faulthandler:
 _EXCEPTION = re.compile(
     r"(?:^|[\s\]:|])((?:[A-Za-z_]\w*\.){0,6}[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Dead\w*|AcceleratorError))(?::|$|\s\()"
 )
+# Exceptions of native modules keep their C++ names: `nixl_cu12._bindings.nixlBackendError: …`.
+_NATIVE = re.compile(r"^((?:[A-Za-z_]\w*\.){1,6}[a-z]\w*(?:Error|Exception))(?::|$)")
 _CAUSES = (
     ("cuda_oom", r"CUDA out of memory|OutOfMemoryError|out of memory"),
     ("cuda_error", r"CUDA error|cudaError|illegal memory access|device-side assert|CUBLAS_STATUS|Xid"),
@@ -136,7 +138,7 @@ class Exceptions:
         if text.lstrip().startswith(("File ", "raise ", "except ", "assert ")) and '"' in text + '"':
             return
         in_traceback = self.open
-        m = _EXCEPTION.search(line.msg, 0, 400)
+        m = _EXCEPTION.search(line.msg, 0, 400) or (_NATIVE.match(line.msg, 0, 400) if in_traceback else None)
         if m is None or ("INFO:" in text[:60]):
             return
         at = line if line.own_prefix or self.last is None else self.last

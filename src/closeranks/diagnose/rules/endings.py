@@ -125,12 +125,12 @@ def crashed_rank(scene: Scene) -> Finding | None:
         and (e.get("traceback") or str(e.get("cause")) in ("cuda_oom", "cuda_error"))
     ]
     heads = scene.events("rank_exception", "engine_start_failed")
-    near = [e for e in raised if any(h.src.file == e.src.file and 0 <= e.src.line - h.src.line < 150 for h in heads)]
+    near = [e for e in raised if any(h.src == e.src or _under(h, e) for h in heads)]
     hard = [e for e in raised if str(e.get("cause")) in ("cuda_oom", "cuda_error")]
     crashed = [
         e for e in scene.events("child_crashed") if e.get("code") not in (-9, 137, -15, None) and not scene.collectives
     ]
-    found = fatal or near or hard or crashed
+    found = fatal or near or hard or crashed or _unnamed(scene, heads)
     if not found:
         return None
     e = sorted(found, key=lambda x: (x.time if x.time is not None else 0.0, x.src))[0]
@@ -157,6 +157,16 @@ def crashed_rank(scene: Scene) -> Finding | None:
             "clocks of different hosts may differ: compare within one host",
         ],
     )
+
+
+def _unnamed(scene: Scene, heads: list[Event]) -> list[Event]:
+    """Heads of tracebacks under which frames follow, and no exception that is known by name."""
+    frames, named = scene.events("traceback_frame"), scene.events("exception")
+    return [h for h in heads if any(_under(h, f) for f in frames) and not any(_under(h, e) for e in named)]
+
+
+def _under(head: Event, other: Event) -> bool:
+    return other.src.file == head.src.file and 0 < other.src.line - head.src.line < 150
 
 
 @rule(34, "STARTUP", "ranks wait in start-up: rendezvous, weight loading, capture, a barrier")

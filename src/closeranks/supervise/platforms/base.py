@@ -57,6 +57,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...] = ()
     limits: dict[str, tuple[int, int]] = {}
     """Resource limits by the name of their constant (`RLIMIT_MEMLOCK`): soft, hard; -1 is unlimited."""
+    foreign: tuple[str, ...] = ()
+    """Kinds of namespaces (`net`, `mnt`) that it ran in and its reader did not: started from here it would be another
+    engine, with other addresses or files."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,6 +50,12 @@ class Plain:
             base = launch or Launch(argv=(), cwd=os.getcwd(), env=dict(os.environ), program="")
             launch = msgspec.structs.replace(base, argv=seen.command, program=_program(seen.command, base))
             detail = ""
+        elif launch is not None and launch.foreign:
+            detail = (
+                f"it ran in namespaces of its own ({', '.join(launch.foreign)}), and from here it would start outside "
+                f"of them; give --start-command {seen.name}=COMMAND, which enters them"
+            )
+            launch = None
         return Target(name=seen.name, platform=self.name, processes=life, launch=launch, detail=detail)
 
     def is_running(self, target: Target) -> bool:
@@ -134,6 +140,14 @@ def read_launch(pid: int) -> Launch:
         nice=os.getpriority(os.PRIO_PROCESS, pid),
         cpus=tuple(sorted(os.sched_getaffinity(pid))),
         limits=_limits(base / "limits"),
+        foreign=_foreign(base / "ns"),
+    )
+
+
+def _foreign(spaces: Path) -> tuple[str, ...]:
+    """Kinds of namespaces in which a process is and we are not. Raises OSError where they cannot be read."""
+    return tuple(
+        k for k in ("net", "mnt", "pid", "ipc") if os.readlink(spaces / k) != os.readlink(f"/proc/self/ns/{k}")
     )
 
 
