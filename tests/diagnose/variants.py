@@ -249,7 +249,15 @@ collective state: scheduled
     cell = "DeepEP timeout check failed: rank = {}, thread = {}, value = {})\n"
     column = "".join(cell.format(r, t, 1024 if t == 6 else 0) for r in (0, 2, 5) for t in range(8))
     gloo = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/"
+    ss = 'ESTAB 0 {} 10.1.0.2:3418{} 10.1.0.1:5347 users:(("VLLM::Worker_TP",pid={},fd=166)) timer:(on,2.880ms,{})\n'
+    lease = "(Worker_TP0 pid=7) WARNING 10-03 05:0{}:00 [base_worker.py:3032] Releasing expired KV blocks for request cmpl-{} which were retrieved by {} remote worker(s) before lease expired.\n"
+    vps = "  PID STAT COMMAND\n 11 {}   /opt/v/bin/python /opt/v/bin/vllm serve m\n 12 Sl   VLLM::EngineCore\n 13 {}   VLLM::Worker_TP0\n"
     return [
+        ("own-vllm-front-stopped", [("ps.txt", vps.format("Tl", "Rl"))], "FRONTEND_OR_CPU_BOUND", True),
+        ("own-vllm-leg-lost", [("p.log", lease.format(1, "a", 0) + lease.format(1, "b", 0))], "KV_TRANSFER", False),
+        ("own-vllm-fetched-late", [("p.log", lease.format(1, "a", 0) + "(Worker_TP0 pid=7) ERROR 10-03 05:02:00 [pull_worker.py:667] Potentially invalid KV blocks for unrecognized request cmpl-a were retrieved by a decode worker. They may have expired.\n")], "KV_TRANSFER", False),
+        ("own-vllm-greets-nobody", [("d.log", "".join(f"(Worker_TP{r} pid=7{r}) ERROR 10-03 05:01:00 [base_worker.py:1354] NIXL transfer failure: handshake_failed | Context: {{'failure_type': 'handshake_failed'}}\n" for r in range(2)) + "(EngineCore pid=9) ERROR 10-03 05:01:00 [scheduler.py:3417] Failing 1 request(s) due to KV load failure (failure_policy=fail, 9 tokens affected).\n")], "KV_TRANSFER", False),
+        ("own-network-silent", [("ss.txt", ss.format(6603, 1, 13, 10) + ss.format(0, 2, 13, 9) + ss.format(44, 3, 13, 1)), ("ps.txt", vps.format("Sl", "Rl"))], "NETWORK_OR_TRANSPORT", False),
         ("own-watchdog-ops", [("w.log", nccl(0, 991, "ALLREDUCE") + nccl(1, 991, "_ALLGATHER_BASE", at="07:11:09.3") + nccl(2, 12, "BROADCAST"))], "DESYNC_DIFFERENT_COLLECTIVE", True),
         ("own-watchdog-sizes", [("w.log", "".join(nccl(r, 5120, "REDUCE_SCATTER" if False else "ALLREDUCE", 7168 * (64 if r == 6 else 63)) for r in range(8)))], "DESYNC_SAME_OP_SHAPE_OR_SEQ", True),
         ("own-fr-trace", [("fr.txt", fr)], "MISSING_PARTICIPANT", True),

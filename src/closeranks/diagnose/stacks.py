@@ -357,6 +357,8 @@ def _idle(f: Frame, outer: list[str], frames: tuple[Frame, ...], i: int) -> bool
         return True
     if f.name in ("select", "poll", "epoll_wait", "_run_once") and i <= 2 and any(_SERVER_LOOP.search(o) for o in near):
         return True
+    if i == 0 and f.name in ("run", "run_until_complete") and re.search(r"runners\.py|uvloop", f.file):
+        return True  # uvloop's loop has no frame of its own: innermost is what called it
     return f.name in ("idle_sleep", "maybe_sleep_on_idle", "_maybe_sleep", "sleep_on_idle", "maybe_sleep")
 
 

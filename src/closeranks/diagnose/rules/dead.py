@@ -33,7 +33,7 @@ def absent_ranks(scene: Scene) -> list[str]:
 )
 def processes_gone(scene: Scene) -> Finding | None:
     zombies = [p for p in scene.processes if p.state.startswith("Z")]
-    stopped = [p for p in scene.processes if p.who and p.who.is_rank and _stays_stopped(scene, p.pid)]
+    stopped = [p for p in scene.processes if p.who and p.who.is_rank and stays_stopped(scene, p.pid)]
     cores = [p for p in zombies if p.who and p.who.kind == "engine_core"]
     ok = [e for e in scene.events("http") if e.get("status") == 200]
     if cores:
@@ -89,9 +89,10 @@ def processes_gone(scene: Scene) -> Finding | None:
         )
     if stopped:
         engines = sorted({scene.engine_of(p.pid) for p in stopped} - {""})
+        own = [scene.only(e) for e in scene.engines if e.name in engines] or [scene]
         return finding(
             "MISSING_PARTICIPANT",
-            LIKELY if scene.live else SHOWN,
+            LIKELY if any(s.live for s in own) else SHOWN,
             f"{labels_of(stopped)}{f' of {engines[0]}' if len(engines) == 1 else ''} is stopped (state T): signalled, traced or frozen; its peers wait for it.",
             [*stopped],
             engine=engines[0] if len(engines) == 1 else "",
@@ -123,10 +124,10 @@ def _not_listed(scene: Scene) -> Finding | None:
     )
 
 
-def _stays_stopped(scene: Scene, pid: int) -> bool:
+def stays_stopped(scene: Scene, pid: int | None) -> bool:
     """Whether every reading finds this process stopped. One that is only traced (t) may just be read by a py-spy."""
     states = [p.state[:1] for p in scene.processes if p.pid == pid]
-    return all(s in "Tt" and s for s in states) and ("T" in states or len(states) > 1)
+    return bool(states) and all(s in "Tt" and s for s in states) and ("T" in states or len(states) > 1)
 
 
 _KILLED = frozenset({-9, -15, 137, 143})  # SIGKILL and SIGTERM come from outside: the kernel, an operator, a supervisor
@@ -136,6 +137,29 @@ def labels_of(processes: list[Process]) -> str:
     """`TP1`, or the pid where the title does not tell; a process that was read several times once."""
     last = {p.pid: p.who.label if p.who else f"pid {p.pid}" for p in processes}
     return ", ".join(list(last.values())[:8])
+
+
+@rule(6, "FRONTEND_OR_CPU_BOUND", "process list: the process that answers requests is stopped")
+def frontend_stopped(scene: Scene) -> Finding | None:
+    """Of an engine whose ranks are stopped as well, or dead, that is the finding."""
+    heads = [p for p in scene.processes if p.who and p.who.kind in ("api", "launcher") and stays_stopped(scene, p.pid)]
+    if not heads:
+        return None
+    side = scene.role_of(heads[-1])
+    ranks = [p for p in scene.processes if p.who and p.who.is_rank and scene.role_of(p) == side]
+    if any(p.state.startswith("Z") or stays_stopped(scene, p.pid) for p in ranks):
+        return None
+    return finding(
+        "FRONTEND_OR_CPU_BOUND",
+        SHOWN,
+        f"The process that answers requests{f' of {side}' if side else ''} is stopped (state T): signalled, traced or frozen. Its engine lives, and nobody can ask it.",
+        [*heads, *scene.events("health_failed")[:1]],
+        engine=side,
+        ranks={"api": "stopped"},
+        mechanism="requests, answers and probes all pass through that process; open streams stand although their tokens are computed",
+        decoys=["the engine's own counters are read through that process, too: their silence says nothing about it"],
+        next_checks=["who stopped it: a debugger, SIGSTOP, a cgroup freezer? SIGCONT lets it go on"],
+    )
 
 
 @rule(7, "HEALTH_FALSE_OK_ENGINE_DEAD", "the engine core reported its own death and the API answers on")

@@ -4,6 +4,7 @@
 import re
 
 from closeranks.diagnose.clock import time_of_day
+from closeranks.diagnose.facts import Metric
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
     engine_name,
@@ -11,6 +12,7 @@ from closeranks.diagnose.rules._make import (
     gauges,
     places,
 )
+from closeranks.diagnose.rules.dead import stays_stopped
 from closeranks.diagnose.scene import Scene
 from closeranks.diagnose.stacks import compiles_grammar, position
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
@@ -18,16 +20,17 @@ from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
 @rule(52, "IPC_OR_EXTERNAL_LOST", "everyone waits for a message while requests are open")
 def lost_message(scene: Scene) -> Finding | None:
-    running, waiting = scene.requests
     for engine in scene.engines:
         ranks = list(engine.ranks.values())
-        if any(r.moving for r in ranks):
+        if any(r.moving for r in ranks) or any(stays_stopped(scene, s.pid) for r in ranks for s in r.stacks[-1:]):
             continue
+        own = scene.only(engine)
+        running, waiting = own.requests
         cores = [r for r in ranks if r.who.kind == "engine_core"]
         workers = [r for r in ranks if r.who.kind == "worker"]
         core_waits = [r for r in cores if r.at.kind == "wait_workers"]
         idle_workers = workers and all(r.at.kind == "idle" for r in workers)
-        if core_waits and idle_workers:
+        if core_waits and idle_workers and not own.turning:  # a loop that polls for transfers shows the same frames
             return finding(
                 "IPC_OR_EXTERNAL_LOST",
                 LIKELY,
@@ -145,7 +148,6 @@ def _int(v: object) -> int | None:
 
 @rule(54, "SCHEDULER_LIVELOCK", "the loop turns, nothing runs, requests wait and room is free")
 def admits_nothing(scene: Scene) -> Finding | None:
-    running, waiting = scene.requests
     usage = scene.gauge(r"token_usage$|cache_usage_perc$")
     iters = [e for e in scene.events("trt_iter") if e.get("scheduled") == 0]
     active = [e for e in scene.events("trt_active") if (e.num("active") or 0) > 0]
@@ -158,11 +160,13 @@ def admits_nothing(scene: Scene) -> Finding | None:
             mechanism="admission never succeeds",
             next_checks=["what holds the pool: transfers, retracted requests?"],
         )
-    if not (running == 0 and waiting > 0):
+    asked = [e for e in scene.engines if _waits_for_room(scene.only(e))] if scene.engines else []
+    if not asked:
         return None
+    waiting = max(scene.only(e).requests[1] for e in asked)
     turning = [
         r
-        for e in scene.engines
+        for e in asked
         for r in e.ranks.values()
         if r.moving
         or (
@@ -204,6 +208,21 @@ def admits_nothing(scene: Scene) -> Finding | None:
     )
 
 
+def _waits_for_room(own: Scene) -> bool:
+    """Whether requests of one engine wait and none runs. One whose pages are on their way waits for those, not for room;
+    and counters that grow tell of a queue that was caught at one moment."""
+    running, waiting = own.requests
+    on_the_way = sum(
+        m.value for m in _last(own, r"num_requests_waiting_by_reason$") if m.labels.get("reason") == "deferred"
+    )
+    return running == 0 and waiting > on_the_way and not own.moving_counters
+
+
+def _last(scene: Scene, pattern: str) -> list[Metric]:
+    """The newest sample of each series of this name."""
+    return list({scene.series(m): m for m in scene.of(Metric) if re.search(pattern, m.name)}.values())
+
+
 @rule(
     56,
     "FRONTEND_OR_CPU_BOUND",
@@ -227,6 +246,8 @@ def frontend_blocked(scene: Scene) -> Finding | None:
     for kind in ("api", "launcher", "detokenizer", "dp_controller", "router"):
         for s in scene.processes_by_kind.get(kind, ()):
             at = position(s.main)
+            if any(position(o.main).where != at.where for o in scene.processes_by_kind[kind] if o.pid == s.pid):
+                continue  # two dumps differ: it moves
             if at.kind not in ("host_work", "running", "blocking_io", "compile") or (
                 at.kind == "running" and not at.active
             ):

@@ -8,6 +8,7 @@ from closeranks.diagnose import health
 from closeranks.diagnose.facts import Event, Fact, Metric
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import engine_name, finding, labels, places
+from closeranks.diagnose.rules.fetches import network_trigger
 from closeranks.diagnose.scene import MANY, Scene
 from closeranks.diagnose.verdict import LIKELY, Finding
 
@@ -66,12 +67,15 @@ def transfer_gauges_stay(scene: Scene) -> Finding | None:
     flat = [m for m, d in scene.counter_deltas if d == 0 and "tokens_total" in m.name]
     (first, before, name), (last, now, _) = stuck[0], stuck[-1]
     grows = now > before
+    trigger, lines = network_trigger(scene)
     return finding(
         "KV_TRANSFER",
         LIKELY,
         (f"{before:g}, then {now:g} requests are in {name}: it only grows" if grows else f"{now:g} requests stay in {name} from scrape to scrape")
         + (", and no token is produced." if flat else "."),
-        [first, last, *flat[:2]],
+        [first, last, *flat[:2], *lines],
+        engine=scene.role_of(last),
+        trigger=trigger,
         mechanism="a hand-over that neither finishes nor fails; the loop lives",
         decoys=[
             "gauges are written by a running loop only: counters say whether it runs",

@@ -81,7 +81,7 @@ def idle(scene: Scene) -> Finding | None:
     return finding(
         "HEALTHY_IDLE",
         SHOWN if empty and not against and not silent and bool(paused) >= bool(held) else LIKELY,
-        f"Idle: {labels(rest) if rest else 'the loop'} poll{'s' if len(rest) <= 1 else ''} for work"
+        f"Idle: {_who(scene, rest) if rest else 'the loop'} poll{'s' if len(rest) <= 1 else ''} for work"
         + (
             f", paused on request with {held:g} requests held."
             if paused or held
@@ -104,6 +104,14 @@ def idle(scene: Scene) -> Finding | None:
         else ["running and waiting requests (/metrics, /v1/loads): with open requests this picture is a lost message"],
         workaround="--sleep-on-idle" if any(e.family == "sglang" for e in scene.engines) else "",
     )
+
+
+def _who(scene: Scene, ranks: list[RankView]) -> str:
+    """The ranks by name; of a pair, with their engines' names."""
+    by = {e.name: [r for r in e.ranks.values() if r in ranks] for e in scene.engines}
+    if len(by) < 2 or len(by) < len(scene.engines):
+        return labels(ranks)
+    return "; ".join(f"{labels(found)} of {name or 'an engine'}" for name, found in by.items() if found)
 
 
 def _waits_for_first_stage(r: RankView) -> bool:

@@ -9,6 +9,7 @@ from closeranks.diagnose import clock
 from closeranks.diagnose.facts import Event, Fact
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import WAITS, engine_name, finding, labels, places
+from closeranks.diagnose.rules.fetches import moved_after
 from closeranks.diagnose.scene import Scene
 from closeranks.diagnose.stacks import helper_threads, position
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
@@ -161,7 +162,7 @@ def sender_died(scene: Scene) -> Finding | None:
 
 @rule(45, "KV_TRANSFER", "transfers that time out again and again and are never cleaned up")
 def never_cleaned_up(scene: Scene) -> Finding | None:
-    late = scene.events("ctx_transfer_timeout", "kv_expired")
+    late = scene.events("ctx_transfer_timeout")
     idle = [e for e in scene.events("trt_active", "trt_iter") if e.get("scheduled") == 0]
     if len(late) < 2 and not (late and idle):
         return None
@@ -181,7 +182,7 @@ def never_cleaned_up(scene: Scene) -> Finding | None:
 
 @rule(45, "KV_TRANSFER", "transfers that fail, without more about why")
 def transfers_fail(scene: Scene) -> Finding | None:
-    failed = failures(scene)
+    failed = [e for e in failures(scene) if e.kind != "kv_handshake_failed" and not moved_after(scene, e)]
     errors = scene.events("transfer_error", "transfer_worker_error", "peer_blacklisted")
     if not failed and not errors:
         return None

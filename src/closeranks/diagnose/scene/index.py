@@ -107,13 +107,15 @@ class Index:
     def processes(self) -> list[Process]:
         """ps and /proc rows. Of a process that was read twice, the last reading tells what happened in between.
 
-        `/proc` cuts a name after 15 letters: a row takes the full one that a title or a dump gives its process.
+        `/proc` cuts a name after 15 letters, and has none of what runs under its interpreter's: a row takes the full
+        one that a title or a dump gives its process.
         """
         named: dict[int, set[Who]] = {}
+        kinds: dict[int, set[Who]] = {}
         seen: list[Process | Stack] = [*self.of(Process), *self.stacks]
         for f in seen:
-            if f.pid is not None and f.who is not None and f.who.label != f.who.kind:
-                named.setdefault(f.pid, set()).add(f.who)
+            if f.pid is not None and f.who is not None:
+                (named if f.who.label != f.who.kind else kinds).setdefault(f.pid, set()).add(f.who)
         first: dict[int, Process] = {}
         clock: dict[int, list[float]] = {}
         ran: set[int] = set()
@@ -135,7 +137,7 @@ class Index:
                         ticks=max(ticks) - min(ticks) if len(ticks) > 1 else None,
                         ran=p.pid in ran,
                     )
-            known = named.get(p.pid, set())
+            known = named.get(p.pid) or (kinds.get(p.pid, set()) if p.who is None else set())
             if len(known) == 1 and (p.who is None or p.who.label == p.who.kind):
                 p = replace(p, who=next(iter(known)))
             out.append(p)

@@ -9,7 +9,8 @@ from closeranks.diagnose.scene.index import Index
 DISTURBED = 20  # context switches that dumps alone can cause in a process that stands still
 FEW_TICKS = 2  # of CPU time, of which dumps alone cost some
 MANY = 4  # requests that do not all end within one interval of the log
-_LOOPS = ("scheduler", "worker")
+_LOOPS = ("scheduler", "worker", "engine_core")
+_TOKENS = re.compile(r"[:_](?:generation|realtime)_tokens(?:_total)?$")
 SILENCE = 60.0  # seconds without a batch line, with requests running, that count as a stall
 
 
@@ -144,7 +145,7 @@ class Progress(Index):
     @cached_property
     def moving_counters(self) -> list[Metric]:
         """Token counters that grew between scrapes; else stage counters of a loop that turns."""
-        tokens = [m for m, d in self.counter_deltas if d > 0 and re.search(r"(?:generation|realtime)_tokens", m.name)]
+        tokens = [m for m, d in self.counter_deltas if d > 0 and _TOKENS.search(m.name)]
         return tokens or [m for m, d in self.counter_deltas if d > 0 and "stage_seconds" in m.name]
 
     @cached_property
