@@ -206,3 +206,21 @@ def test_a_sleeping_process_stands_and_its_port_is_found() -> None:
                 pytest.fail("it did not come to rest")
         finally:
             child.kill()
+
+
+def test_an_engine_in_a_network_namespace_of_its_own_is_reached_at_its_own_address() -> None:
+    trie = """Main:
+  +-- 0.0.0.0/1 2 0 2
+     |-- 127.0.0.1
+        /32 host LOCAL
+     +-- 172.17.0.0/16 2 0 2
+        |-- 172.17.0.0
+           /16 link UNICAST
+        |-- 172.17.0.2
+           /32 host LOCAL
+        |-- 172.17.255.255
+           /32 link BROADCAST
+"""
+    assert procfs.own_address(trie) == "172.17.0.2"
+    assert procfs.own_address(trie.replace("172.17.0.2\n           /32 host LOCAL", "")) == ""
+    assert procfs.loopback_of(os.getpid()) == "127.0.0.1"

@@ -371,7 +371,9 @@ def _address(engine: EngineSeen, frontend: Proc) -> tuple[int | None, str | None
     if wanted is None:
         return None, None
     host = ports.get(wanted) or flag(engine.argv, "--host") or "127.0.0.1"
-    return wanted, f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{wanted}"
+    if host in ("0.0.0.0", "::", "127.0.0.1"):
+        host = procfs.loopback_of(frontend.pid)
+    return wanted, f"http://{host}:{wanted}"
 
 
 def _logs(engine: EngineSeen, head: Proc) -> tuple[str, ...]:

@@ -168,6 +168,24 @@ def listening(pid: int) -> dict[int, str]:
     return found
 
 
+def loopback_of(pid: int) -> str:
+    """The address that reaches what a process listens on at any: 127.0.0.1, or its own where it is in another network
+    namespace (a container with a network of its own), and our loopback is not its."""
+    try:
+        if os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino:
+            return "127.0.0.1"
+        with open(f"/proc/{pid}/net/fib_trie") as file:
+            return own_address(file.read()) or "127.0.0.1"
+    except OSError:  # not ours to look at
+        return "127.0.0.1"
+
+
+def own_address(fib_trie: str) -> str:
+    """The first address of a host, besides its loopback, in /proc/net/fib_trie; "" where it has none."""
+    found = re.findall(r"\|-- ([\d.]{7,15})\n\s+/32 host LOCAL", fib_trie)
+    return next((address for address in found if not address.startswith("127.")), "")
+
+
 def _address(raw: str) -> str:
     """A listening address of /proc/net/tcp as one to connect to: any → loopback."""
     if len(raw) == 8:

@@ -117,7 +117,9 @@ class CountersSignal:
         at = time.monotonic()
         self.answers[engine.name] = (at, answer)
         if not answer.ok:
-            hint = ": start the engine with --enable-metrics" if answer.status == 404 else ""
+            hint = (
+                ": start the engine with --enable-metrics" if answer.status == 404 and engine.kind == "sglang" else ""
+            )
             return engine.name, Blind(f"/metrics: {answer.said}{hint}")
         self.keep(engine.name, answer.body)
         values = parse(answer.body)
