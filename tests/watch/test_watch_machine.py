@@ -245,6 +245,15 @@ def test_a_stalled_transfer_needs_a_second_signal() -> None:
     assert film.look(**how, stacks={"lacks": "no bootstrap_thread in TP1", "same": False}) == "confirmed"
 
 
+def test_a_first_request_that_compiles_kernels_is_no_stall() -> None:
+    how: dict[str, Any] = {"numbers": {"waiting": 1.0}, "tokens": "stands", "probe": {"ok": False}}
+    film = Film()
+    film.looks(6)
+    film.looks(7, **how)
+    assert set(film.looks(60, **how, stacks={"compiling": True, "same": False})) == {"excluded"}
+    assert "confirmed" in film.looks(4, **how, stacks={"compiling": False, "same": False})
+
+
 def test_saturation_is_no_stall() -> None:
     film = Film()
     film.looks(4)

@@ -16,6 +16,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Requests are held and none has advanced, in a live loop: look closer."""
     stalled_s: float = 8.0
     """So long, with a second signal, confirms."""
+    compile_s: float = 900.0
+    """At most so long may ranks compile kernels while requests wait: a first request can take minutes."""
     stalled_unseen_s: float = 60.0
     """At most so long where the engine that computes for this one is not in view, and its pace not known."""
     unanswered_s: float = 4.0

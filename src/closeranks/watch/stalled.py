@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from closeranks.watch.limits import Limits
 from closeranks.watch.rules import PAUSED, Suspicion, paused, runs, still_s
-from closeranks.watch.snapshot import Evidence
+from closeranks.watch.snapshot import Blind, Evidence
 from closeranks.watch.view import View
 
 
@@ -26,17 +26,36 @@ def stalled(view: View, limits: Limits, pace_s: float | None) -> Suspicion:
     explained = _explained_by_peer(view, limits)
     if explained is not None:
         return Suspicion((sign,), excluded=(explained,))
+    lacks = _helper_lacks(view)
+    compiles, fresh = _compiles(view, limits, waited)
+    if compiles is not None and lacks is None:
+        return Suspicion((sign,), excluded=(compiles,) if fresh else ())  # an old dump asks for a new one
     if waited < limits.stalled_s:
         return Suspicion((sign,))
     long = _outlasts_an_unseen_prefill(view, limits, waited, pace_s)
     seconds: list[Callable[[], Evidence | None]] = [
         lambda: probe_failed(view, waited) if long else None,
         lambda: _peer_stalls_too(view, limits),
-        lambda: _helper_lacks(view),
+        lambda: lacks,
         lambda: _helpers_stand(view) if long else None,
     ]
     found = [evidence for ask in seconds if (evidence := ask()) is not None]
     return Suspicion((sign, *found), enough=bool(found))
+
+
+LOOKED_AT_S = 25.0
+"""Stacks tell for so long what an engine does; under suspicion they are taken again sooner."""
+
+
+def _compiles(view: View, limits: Limits, waited: float) -> tuple[Evidence | None, bool]:
+    """Whether its ranks compiled kernels when they were last dumped within the stall, and whether that was just now."""
+    values = view.snapshot.readings.get("stacks", {}).get(view.engine.name)
+    if values is None or isinstance(values, Blind) or values.get("compiling") is not True:
+        return None, False
+    ago = view.snapshot.at - float(values["began"])
+    if ago > waited or waited > limits.compile_s:
+        return None, False
+    return Evidence("stacks", None, f"it compiles kernels, by its stacks: {values['places']}"), ago <= LOOKED_AT_S
 
 
 def _own_stalled(view: View, limits: Limits) -> Suspicion:
@@ -98,6 +117,8 @@ def _explained_by_peer(view: View, limits: Limits) -> Evidence | None:
         tracks = [t for name in fields if (t := peer.track("counters", name)) is not None]
         if any(t.moved and view.snapshot.at - t.changed <= limits.stalled_s for t in tracks):
             return Evidence("counters", None, f"it waits for {peer.engine.name}, which is at work")
+        if _compiles(peer, limits, LOOKED_AT_S)[1]:
+            return Evidence("counters", None, f"it waits for {peer.engine.name}, which compiles kernels")
         busy = peer.busy()
         computes = any(runs(peer, p) for p in peer.engine.deciders)
         if busy and computes and all(view.snapshot.at - t.changed > 3 for t in busy):

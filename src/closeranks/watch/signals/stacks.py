@@ -122,7 +122,7 @@ def _quiet(engines: Sequence[EngineSeen]) -> tuple[Readings, dict[str, str]]:
 
 
 def judge(rounds: Rounds) -> Readings:
-    """Engine → `began, at, read, of, same, still, seconds, idle, startup, updating, slow, places, lacks,
+    """Engine → `began, at, read, of, same, still, seconds, idle, startup, updating, slow, compiling, places, lacks,
     transfer_still`, and the same of its frontend alone for `engine/launcher`. Blind when no stack could be read."""
     found: Readings = {}
     for engine in rounds.engines:
@@ -161,6 +161,7 @@ def _group(rounds: Rounds, engine: EngineSeen, group: Sequence[Proc]) -> Values 
         "startup": any(place.site == "startup" for place in last.values()),
         "updating": any(_UPDATES.match(name) for found in names for name in found),
         "slow": any(place.kind in _SLOW for place in last.values()),
+        "compiling": any(place.kind == "compile" for place in last.values()),
         "places": _places(last),
         "lacks": f"no {helper} in {', '.join(lacking)}" if lacking else "",
         "transfer_still": _transfer_still(rounds, engine, read),
