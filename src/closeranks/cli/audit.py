@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+_PROGRAM = re.compile(r"python[\d.]*|vllm|sglang|trtllm-serve")
 _NOTHING = "no engine, model or installation was recognised in what was given"
 HELP = "audit flags, units, model folders and installed engines for what is known to wedge, leak or corrupt"
 
@@ -76,7 +78,9 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
 
     for index in range(len(given)):
         rest = given[index:]
-        if is_command_line(" ".join(rest)) and not Path(given[index]).exists() and "://" not in given[index]:
+        file = Path(given[index])
+        program = not file.exists() or (file.is_file() and _PROGRAM.fullmatch(file.name) is not None)
+        if is_command_line(" ".join(rest)) and program and "://" not in given[index]:
             return given[:index], rest
     return given, []
 

@@ -27,6 +27,16 @@ def test_notes_alone_are_sound(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0 errors, 0 warnings, 1 note" in capsys.readouterr().out
 
 
+def test_a_command_line_may_begin_with_a_program_that_exists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("python3.11", "vllm"):
+        (tmp_path / name).touch()
+    words = [str(tmp_path / "python3.11"), str(tmp_path / "vllm"), "serve", "m", "--tensor-parallel-size", "2"]
+    assert main(["audit", "--json", "--", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["engines"][0]["tp_size"] == 2
+
+
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", "--json", "--", *BAD, "--api-key", SECRET]) == 1
     out = capsys.readouterr().out

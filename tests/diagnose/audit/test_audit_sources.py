@@ -145,6 +145,16 @@ def test_a_vllm_log() -> None:
     assert SECRET not in repr(engine)
 
 
+def test_the_banner_of_a_vllm_log_tells_its_version() -> None:
+    log = (
+        "(APIServer pid=7) INFO 11-30 05:48:31 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0\n"
+        "(APIServer pid=7) INFO 11-30 05:48:31 [api_utils.py:347]   █▄█▀ █     █     █     █  model   m\n"
+        "(APIServer pid=7) INFO 11-30 05:48:31 [api_utils.py:286] non-default args: {'model_tag': 'm'}\n"
+    )
+    [engine] = units.from_text(log, "vllm.log")
+    assert (engine.kind, engine.version) == ("vllm", "0.32.0")
+
+
 def test_a_shell_file_and_bare_flags(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(
         "#!/bin/bash\nexport SGLANG_REQ_WAITING_TIMEOUT=10\n"

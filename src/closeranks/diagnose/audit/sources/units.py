@@ -16,7 +16,7 @@ _ARGUMENT = re.compile(r"(\w+)=('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\
 _NON_DEFAULT = re.compile(r"non-default args: (\{.*)")
 _ITEM = re.compile(r"'(\w+)': ('[^']*'|[\d.]+|True)")
 _KV = re.compile(r"kv_(connector|role)='(\w+)'")
-_VLLM_VERSION = re.compile(r"vLLM (?:API server )?version (\d\S*)")
+_VLLM_VERSION = re.compile(r"(?:vLLM (?:API server )?|[█▀▄] +)version (\d\S*)")  # newer ones print a banner
 _TAG = re.compile(r"(sglang|vllm)[^:/\s]*:v?(\d+\.\d+[^\s\"']*)")
 
 
