@@ -323,3 +323,17 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size
 def test_document_readers_never_raise(found: object) -> None:
     for fact in read(json.dumps(found)):
         fact.says()
+
+
+def test_connections_that_repeat_their_data_are_told_without_their_addresses() -> None:
+    row = 'ESTAB 0      6603       10.1.0.2:34187    10.1.0.1:53479 users:(("VLLM::Worker_TP",pid=25,fd=166)) timer:(on,2.880ms,{})\n'
+    facts = read(row.format(10) + row.format(2) + row.format(7).replace("6603", "0   "), "ss.txt")
+    assert [f.data for f in facts if isinstance(f, Event)] == [{"pid": 25, "held": 6603, "times": 10}]
+    assert "10.1.0" not in " ".join(f.says() for f in facts)
+
+
+def test_a_pause_counts_until_it_is_taken_back() -> None:
+    order = 'INFO:     10.1.0.2:5 - "POST /{} HTTP/1.1" 200 OK\n'
+    for orders, held in ((("pause?mode=keep",), 1), (("sleep", "wake_up"), 0), (("pause", "resume", "pause"), 1)):
+        facts = read("".join(order.format(o) for o in orders))
+        assert len(Scene(facts, [], []).paused) == held, orders

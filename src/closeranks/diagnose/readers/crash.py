@@ -91,7 +91,7 @@ _CAUSES = (
     ("nccl_timeout", r"collective operation timeout"),
     ("rpc_timeout", r"RPC call to \w+ timed out"),
     ("kv_transfer", r"KVTransferError|KVPoll|transfer_infos"),
-    ("engine_dead", r"EngineDeadError"),
+    ("engine_dead", r"EngineDeadError|Engine core initialization failed"),
     ("cancelled", r"cancelled"),
     ("permission", r"Permission denied"),
     ("connect_full_mesh", r"connectFullMesh"),

@@ -52,7 +52,7 @@ class Vllm(SignatureReader):
         Sig("engine_dead", "EngineDeadError", r"(?=.)"),
         Sig("engine_dead", "EngineCore encountered", r"(?=.)"),
         Sig("engine_dead", "Engine core proc", r"Engine core proc \S+ died unexpectedly"),
-        Sig("engine_start_failed", "Engine core initialization failed", r"(?=.)"),
+        Sig("engine_start_failed", "Engine core initialization failed", r"(?:.*?'EngineCore\w{0,12}': (?P<code>-?\d{1,5}))?"),
         Sig("engine_start_failed", "EngineCore failed to start", r"(?=.)"),
         Sig("rank_exception", "WorkerProc hit an exception", r"(?=.)", whole=True),
         Sig("rank_exception", "WorkerProc failed to start", r"(?=.)", whole=True),
@@ -89,6 +89,10 @@ class Vllm(SignatureReader):
         Sig("compile", "torch.compile takes", r"(?=.)"),
         Sig("compile", "Compiling a graph", r"(?=.)"),
         Sig("aborted", "Aborted request", r"(?=.)"),
+        Sig("paused", "POST /pause", r'"POST /pause[ ?][^"]{0,200}" 200'),
+        Sig("paused", "POST /sleep", r'"POST /sleep[ ?][^"]{0,200}" 200'),
+        Sig("resumed", "POST /resume", r'"POST /resume[ ?][^"]{0,200}" 200'),
+        Sig("resumed", "POST /wake_up", r'"POST /wake_up[ ?][^"]{0,200}" 200'),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
 """Processes that are dead, stopped, killed, or refused a resource."""
 
-from closeranks.diagnose.facts import Process
+from closeranks.diagnose.facts import Event, Process
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
     finding,
@@ -167,8 +167,8 @@ def engine_dead_api_alive(scene: Scene) -> Finding | None:
     dead = scene.events("engine_dead")
     if not dead or scene.has("worker_died"):
         return None
-    t = dead[0].time
-    ok = [e for e in scene.events("http") if e.get("status") == 200 and (t is None or e.time is None or e.time >= t)]
+    ok = [e for e in scene.events("http") if e.get("status") == 200 and scene.role_of(e) == scene.role_of(dead[0])]
+    ok = [e for e in ok if _after(dead[0], e)]
     stack_causes = [
         e
         for e in scene.events("rank_exception", "exception", "fatal")
@@ -185,6 +185,13 @@ def engine_dead_api_alive(scene: Scene) -> Finding | None:
         next_checks=["the first exception of the engine core or a worker before this line"],
         workaround="probe with a real completion; restart",
     )
+
+
+def _after(first: Event, then: Event) -> bool:
+    """Whether `then` came after `first`, as far as clocks or the order in one file can tell."""
+    if first.time is not None and then.time is not None:
+        return then.time >= first.time
+    return then.src.file != first.src.file or then.src > first.src
 
 
 @rule(8, "STARTUP", "a port was taken, and the rank that needed it did not come up")
@@ -222,11 +229,13 @@ def worker_died(scene: Scene) -> Finding | None:
     e = (died or killed)[0]
     rank = e.get("rank", e.get("index"))
     named = f"rank {rank}" if rank is not None else "a worker"
+    side = scene.role_of(e)
     return finding(
         "DEAD_PEER",
         LIKELY,
-        f"{named[:1].upper()}{named[1:]} died; why is not in this log.",
+        f"{named[:1].upper()}{named[1:]}{f' of {side}' if side else ''} died; why is not in this log.",
         [*died[:2], *killed[:2], *scene.events("shm_wait")[:1]],
+        engine=side,
         missing=[named] if rank is not None else [],
         mechanism="the others wait for a rank that no longer exists",
         shown=[f"{e.src}: {named} died"],

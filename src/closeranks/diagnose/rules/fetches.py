@@ -21,6 +21,9 @@ def moved_after(scene: Scene, e: Event) -> bool:
 
 def _stage(scene: Scene, last: Event, now: int) -> int:
     """`now`, or a later stage for what the log has left behind: what other evidence shows then comes first."""
+    failed = [d for m, d in scene.counter_deltas if m.name.endswith("nixl_num_failed_transfers_total")]
+    if failed and not any(failed) and last.kind == "kv_handshake_failed":
+        return 49  # none failed between two scrapes
     later = [f.time for f in scene.facts if f.time is not None and f.src.file == last.src.file]
     return now if last.time is None or not later or max(later) - last.time <= PAST_S else 49
 

@@ -25,6 +25,8 @@ def lost_message(scene: Scene) -> Finding | None:
         if any(r.moving for r in ranks) or any(stays_stopped(scene, s.pid) for r in ranks for s in r.stacks[-1:]):
             continue
         own = scene.only(engine)
+        if own.paused:
+            continue
         running, waiting = own.requests
         cores = [r for r in ranks if r.who.kind == "engine_core"]
         workers = [r for r in ranks if r.who.kind == "worker"]
@@ -215,7 +217,7 @@ def _waits_for_room(own: Scene) -> bool:
     on_the_way = sum(
         m.value for m in _last(own, r"num_requests_waiting_by_reason$") if m.labels.get("reason") == "deferred"
     )
-    return running == 0 and waiting > on_the_way and not own.moving_counters
+    return running == 0 and waiting > on_the_way and not own.moving_counters and not own.paused
 
 
 def _last(scene: Scene, pattern: str) -> list[Metric]:

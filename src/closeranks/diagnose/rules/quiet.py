@@ -41,18 +41,35 @@ def compiling_rank(scene: Scene) -> Finding | None:
 
 @rule(37, "CRASH_LOOKS_LIKE_HANG", "the engine core reported its own death")
 def engine_reported_dead(scene: Scene) -> Finding | None:
-    dead = scene.events("engine_dead", "engine_start_failed")
-    if not dead or scene.gen_after(dead[0].time):
+    dead = [e for e in scene.events("engine_dead", "engine_start_failed") if not _worked_after(scene, e)]
+    if not dead:
         return None
+    side = scene.role_of(dead[0])
+    code = next((int(c) for e in dead if (c := e.num("code")) is not None and c), None)
+    how = "" if code is None else f" by signal {-code}" if code < 0 else f" with exit code {code}"
+    started = any(e.kind == "engine_start_failed" for e in dead)
     return finding(
         "CRASH_LOOKS_LIKE_HANG",
         LIKELY,
-        "The engine core died; requests that were open hang or fail.",
+        f"The engine core{f' of {side}' if side else ''} died{how}{' while it started.' if started else '; requests that were open hang or fail.'}",
         [*dead[:3], *scene.events("rank_exception", "exception")[:2]],
+        engine=side,
         mechanism="the API process outlives its engine",
-        next_checks=["the first exception of the engine core or a worker before this line"],
+        next_checks=["the first exception of the engine core or a worker before this line"]
+        + (
+            ["who sent the signal: dmesg for the kernel's out-of-memory killer, the supervisor, an operator"]
+            if (code or 0) < 0
+            else []
+        ),
         workaround="restart",
     )
+
+
+def _worked_after(scene: Scene, dead: Event) -> bool:
+    """Whether the same engine made tokens after it was said to be dead; what its peer did says nothing."""
+    side = scene.role_of(dead)
+    after = [b for b in scene.gen_after(dead.time) if side == scene.role_of(b)]
+    return any(dead.time is not None or (b.src.file == dead.src.file and b.src > dead.src) for b in after)
 
 
 @rule(46, "KV_TRANSFER", "queues of transfers that never shrink while no token counter moves")
@@ -119,7 +136,9 @@ def held_by_nobody(scene: Scene) -> Finding | None:
     zombie = [
         e for e in scene.events("vllm_stats") if aborted and (e.num("running") or 0) > 0 and (e.num("gen") or 0) == 0
     ]
-    held = stats if len(stats) >= 2 and _alike(stats[-1], scene.batches[-1]) else []
+    held = (
+        stats if len(stats) >= 2 and _alike(stats[-1], scene.batches[-1]) and not _may_be_fetched(scene, stats) else []
+    )
     if not leaks and not held and len(zombie) < 2:
         return None
     words = (
@@ -136,6 +155,16 @@ def held_by_nobody(scene: Scene) -> Finding | None:
         next_checks=["aborts and transfer failures before the first such line", "does it grow with every abort?"],
         workaround="restart the engine",
     )
+
+
+LEASE_S = 600.0  # by then pages that nobody fetched have been released
+
+
+def _may_be_fetched(scene: Scene, held: list[Event]) -> bool:
+    """Whether these are pages that a prefill engine keeps for decode: until they are fetched, or their lease ends."""
+    prefill = scene.role_of(held[-1]) == "prefill" or scene.has("kv_expired", "kv_read_expired")
+    times = [e.time for e in held if e.time is not None]
+    return prefill and (not times or max(times) - min(times) < LEASE_S)
 
 
 def _alike(a: Event, b: Event) -> bool:

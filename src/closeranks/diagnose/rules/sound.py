@@ -56,7 +56,7 @@ def false_alarm(scene: Scene) -> Finding | None:
 def idle(scene: Scene) -> Finding | None:
     running, waiting = scene.requests
     ranks = [r for e in scene.engines for r in e.ranks.values()]
-    rest = [r for r in ranks if r.at.kind == "idle"]
+    rest = [r for e in scene.engines for r in e.ranks.values() if r.at.kind == "idle" or _turns_empty(scene.only(e))]
     waits = [r for r in ranks if (r.at.op, r.at.site) == ("broadcast", "loop_head") or _waits_for_first_stage(r)]
     rows = [
         e
@@ -73,7 +73,7 @@ def idle(scene: Scene) -> Finding | None:
         return None
     if work := health.open_work(scene):
         return _polls_beside_work(work, rest[:2], scene)
-    paused = scene.events("paused") if not scene.has("resumed") else []
+    paused = scene.paused
     held = scene.gauge(r"num_paused_reqs$") or 0
     empty = running == 0 and waiting == 0
     against = [*health.doubts(scene), *health.was_open(scene)]
@@ -104,6 +104,11 @@ def idle(scene: Scene) -> Finding | None:
         else ["running and waiting requests (/metrics, /v1/loads): with open requests this picture is a lost message"],
         workaround="--sleep-on-idle" if any(e.family == "sglang" for e in scene.engines) else "",
     )
+
+
+def _turns_empty(own: Scene) -> bool:
+    """Whether the loop of this engine turns although its gauges count nothing: it polls, wherever a dump finds it."""
+    return bool(own.turning) and own.requests == (0.0, 0.0)
 
 
 def _who(scene: Scene, ranks: list[RankView]) -> str:

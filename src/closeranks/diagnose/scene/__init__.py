@@ -103,6 +103,7 @@ class Scene(Progress):
             f.who.label: f.who
             for f in self.facts
             if f.who and f.who.kind in ("scheduler", "worker") and f.who.family == engine.family
+            if not engine.name or self.role_of(f) in ("", engine.name)
         }
         out = [
             label

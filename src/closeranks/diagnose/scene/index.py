@@ -163,6 +163,14 @@ class Index:
         found = self.events("prefill_batch", "decode_batch", "vllm_stats")
         return sorted(found, key=lambda e: (e.time if e.time is not None else 0.0, e.src))
 
+    @cached_property
+    def paused(self) -> list[Event]:
+        """Orders to pause that no later line of the same file takes back."""
+        last: dict[str, Event] = {}
+        for e in sorted(self.events("paused", "resumed"), key=lambda e: e.src):
+            last[e.src.file] = e
+        return [e for e in last.values() if e.kind == "paused"]
+
     def role_of(self, fact: Fact) -> str:
         """The role of the engine that a fact speaks of, "" if nothing tells."""
         told = ""
