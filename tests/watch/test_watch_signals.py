@@ -130,6 +130,19 @@ def test_what_a_log_says() -> None:
     assert (log.ready, log.crash, log.thread) == (False, "", "")
 
 
+def test_an_engine_that_shuts_itself_down_after_a_crash_was_not_asked_to() -> None:
+    crash = b"(EngineCore pid=9) ERROR 11-30 09:33:44 [core.py:1512] EngineCore encountered a fatal error."
+    end = b"INFO:     Shutting down"
+    asked = (
+        b"(EngineCore pid=9) INFO 11-30 09:33:44 [core.py:1455] [shutdown] EngineCore: trigger received signal=SIGTERM"
+    )
+    for lines, ending, crashed in (((crash, end), False, True), ((asked, end, crash), True, False)):
+        log = Followed(())
+        for line in lines:
+            log.line(line)
+        assert (log.ending, bool(log.crash)) == (ending, crashed)
+
+
 def test_pausing_updating_and_ending_in_a_log() -> None:
     log = Followed(())
     lines(log, "[x] Generation paused by pause_generation (mode=retract).")

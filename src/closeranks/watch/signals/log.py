@@ -27,8 +27,9 @@ _READY = (
     b"Avg generation throughput",
 )
 _ENDS = (b"SIGTERM received", b"Gracefully exiting", b"INFO:     Shutting down", b"Waiting for application shutdown",
-         b"rank stopped")  # fmt: skip
-_PAUSES = (b"Generation paused by pause_generation", b"/pause_generation HTTP", b"POST /pause HTTP", b"POST /sleep")
+         b"rank stopped", b"trigger received signal=SIG", b"API server: shutdown triggered")  # fmt: skip
+_PAUSES = (b"Generation paused by pause_generation", b"/pause_generation HTTP", b"POST /pause HTTP",
+           b"POST /pause?", b"POST /sleep")  # fmt: skip
 _RESUMES = (b"Generation continued", b"/continue_generation HTTP", b"POST /resume HTTP", b"POST /wake_up")
 _UPDATES = (b"update_weights_from", b"Update engine weights", b"release_memory_occupation")
 _UPDATED = (b"Update weights end", b"weights updated", b"resume_memory_occupation", b"throughput (token/s)")
@@ -113,8 +114,8 @@ class Followed:
             self.updating = self.updating and not any(text in line for text in _UPDATED)
             if b"throughput" in line:
                 return
-        if any(text in line for text in _ENDS):
-            self.ending = True
+        if not self.crash and any(text in line for text in _ENDS):
+            self.ending = True  # an engine that ends itself after a crash was not asked to
         if any(text in line for text in _PAUSES):
             self.paused = True
         elif any(text in line for text in _RESUMES):
