@@ -40,6 +40,7 @@ _CRASHES: dict[bytes, str] = {
     b"EngineCore failed to start": "EngineCore failed to start",
     b"EngineCore died unexpectedly": "EngineCore died",
     b"died unexpectedly, shutting down": "a worker process died",
+    b"died unexpectedly (exit code": "a worker process died",
     b"EngineDeadError": "the engine is dead by its own account",
     b"Scheduler watchdog timeout": "the scheduler's own watchdog fired",
     b"RPC call to execute_model timed out": "a worker did not answer within the engine's own limit",
