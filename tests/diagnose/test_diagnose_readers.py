@@ -337,3 +337,17 @@ def test_a_pause_counts_until_it_is_taken_back() -> None:
     for orders, held in ((("pause?mode=keep",), 1), (("sleep", "wake_up"), 0), (("pause", "resume", "pause"), 1)):
         facts = read("".join(order.format(o) for o in orders))
         assert len(Scene(facts, [], []).paused) == held, orders
+
+
+def test_what_a_log_tells_of_a_former_life_is_the_past_once_the_engine_is_up_again() -> None:
+    died = "(EngineCore pid=9) ERROR 10-03 05:01:14 [multiproc_executor.py:231] Worker proc VllmWorker-1 died unexpectedly, shutting down executor.\n"
+    begins = "(APIServer pid=3) INFO 10-03 05:0{}:00 [api_utils.py:286] non-default args: {{'model_tag': 'm', 'kv_transfer_config': KVTransferConfig(kv_role='{}')}}\n"
+    up = "INFO:     Application startup complete.\n"
+    for log, told in (
+        (died, True),
+        (died + begins.format(2, "kv_consumer"), True),  # it may not come up
+        (died + begins.format(2, "kv_consumer") + up, False),
+        (begins.format(0, "kv_producer") + died + begins.format(2, "kv_consumer") + up, True),  # two engines, one log
+        (died + begins.format(0, "kv_consumer") + up, True),  # by its clock that was before
+    ):
+        assert Scene(read(log), [], []).has("worker_died") is told, log

@@ -30,6 +30,37 @@ _PACKAGE = re.compile(r"(?:^|/)(sglang|vllm|tensorrt_llm|dynamo)/(?!.*/(?:sglang
 _NO_ENGINE = ("", "torch")
 
 
+# Events that speak of the life in which they were logged. After an engine has come up anew they are the past.
+_TROUBLE = frozenset(
+    """worker_died engine_dead engine_start_failed child_crashed rank_exception exception fatal helper_thread_dead
+    teardown exit_code shm_wait rpc_timeout watchdog health_failed peer_closed peer_lost gloo_timeout kv_pull_failed
+    kv_handshake_failed kv_load_failed kv_expired kv_read_expired transfer_failed transfer_error
+    transfer_worker_error""".split()  # noqa: SIM905
+)
+
+
+def _came_up_again(events: dict[str, list[Event]]) -> dict[str, Event]:
+    """File → the last beginning of a life in it after which the engine came up: logs go on over restarts.
+
+    Not of files into which two engines write: whose death stands there cannot be told.
+    """
+    up = {u.src.file: u.src for u in events.get("started", ())}  # the last of each file
+    found: dict[str, Event] = {}
+    sides: dict[str, set[str]] = {}
+    for b in events.get("life_began", ()):
+        if b.get("side"):
+            sides.setdefault(b.src.file, set()).add(str(b.get("side")))
+        if b.src.file in up and b.src < up[b.src.file]:
+            found[b.src.file] = b
+    return {file: b for file, b in found.items() if len(sides.get(file, ())) < 2}
+
+
+def _former(e: Event, again: dict[str, Event]) -> bool:
+    """Whether its log shows that the engine began anew after `e` and came up."""
+    b = again.get(e.src.file)
+    return b is not None and b.src > e.src and (e.time is None or b.time is None or b.time > e.time)
+
+
 @dataclass
 class Index:
     """The facts of one bundle, by kind."""
@@ -50,6 +81,12 @@ class Index:
             if e.who is None and (e.src.file, e.src.line) in who_at and e.kind != "exception":
                 e = Event(src=e.src, who=who_at[e.src.file, e.src.line], time=e.time, kind=e.kind, data=e.data)
             out.setdefault(e.kind, []).append(e)
+        again = _came_up_again(out)
+        for kind in _TROUBLE & set(out) if again else ():
+            kept = [e for e in out[kind] if not _former(e, again)]
+            out.pop(kind)
+            if kept:
+                out[kind] = kept
         return out
 
     def events(self, *kinds: str) -> list[Event]:
