@@ -23,6 +23,9 @@ NO_GRAMMAR = End("grammar", "the engine could not hold the answer to the form th
 class Listener(Protocol):
     """Who writes the answer down."""
 
+    def on_tokens(self, choice: "Choice") -> None:
+        """Tokens have come; whether any text follows from them is not known yet."""
+
     def on_text(self, choice: "Choice", text: str, entries: list[Entry]) -> None:
         """Text to be shown, in order; either may be empty."""
 
@@ -135,6 +138,7 @@ class Choice:
 
     def _count(self, tokens: list[int]) -> None:
         self.output_tokens += len(tokens)
+        self._listener.on_tokens(self)
         if self.token_ids is not None:
             self.token_ids += tokens
 

@@ -44,6 +44,7 @@ class Timing:
 
     began: float
     first: float = 0.0
+    """When its first token came, shown or not (markup of a tool call is not)."""
     last: float = 0.0
 
 
@@ -75,13 +76,15 @@ class Reply:
         self.choices.append(choice)
         self._open += 1
 
+    def on_tokens(self, choice: Choice) -> None:
+        now = self.clock()
+        self.timing.first = self.timing.first or now
+        self.timing.last = now
+
     def on_text(self, choice: Choice, text: str, entries: list[Entry]) -> None:
         self.on_bytes(choice, self.format.text(choice, text, entries))
 
     def on_bytes(self, choice: Choice, data: bytes) -> None:
-        now = self.clock()
-        self.timing.first = self.timing.first or now
-        self.timing.last = now
         if self.streams and data:
             if choice.index not in self._started:
                 self._start(choice)

@@ -205,3 +205,11 @@ def test_without_a_tokenizer_a_grammar_is_a_fault(tmp_path: Path) -> None:
     bare = tiny.runner(tiny.model(tiny.convert(path, tmp_path / "cache")), Solo())
     with pytest.raises(InvalidStep, match="grammar"):
         answer(bare, 'ebnf:root ::= "a"', 3)
+
+
+def test_a_tokenizer_that_cannot_be_used_is_said_and_nothing_is_raised(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("[]")
+    grammars = Grammars(tmp_path / "tokenizer.json", 131)
+    said = grammars.load()
+    assert "tokenizer" in said
+    assert grammars.compile("json_schema:{}") == (said, 0)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 
@@ -24,3 +25,15 @@ def test_a_spare_obeys_its_word_or_ends(tmp_path: Path) -> None:
     assert (out, err) == ("", "")
     out, err = unwanted.communicate(timeout=120)
     assert (unwanted.returncode, out, err) == (0, "", ""), "its supervisor closed the pipe"
+
+
+def test_a_loaded_spare_has_what_the_first_grammar_needs() -> None:
+    """Imported while serving, it holds the interpreter for as long as a step may take."""
+    waiting = spare()
+    title, maps = Path(f"/proc/{waiting.pid}/cmdline"), Path(f"/proc/{waiting.pid}/maps")
+    until = time.monotonic() + 120
+    while b"spare loaded" not in title.read_bytes() and time.monotonic() < until:
+        time.sleep(0.05)
+    loaded = maps.read_text()
+    waiting.communicate(timeout=120)
+    assert "/xgrammar/" in loaded

@@ -82,6 +82,10 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
     ticks.group = group
     runner = Runner(loaded.model, pool, group, settings.max_running, loaded.converted.path / "tokenizer.json")
     runner.warm_up(settings.chunk)
+    if settings.rank == 0 and runner.grammars is not None:  # it samples
+        missing = runner.grammars.load()
+        if missing:
+            log.warning("grammars will be refused", reason=missing)
     transfer = TransferThread(
         backend,
         pool,

@@ -76,7 +76,7 @@ def _strict(format: Any) -> Any:
 
 
 class Grammars:
-    """Compiles grammars for one model's tokenizer; xgrammar is loaded at the first use.
+    """Compiles grammars for one model's tokenizer.
 
     `compile` and `forget` may be called from one thread while `begin` is called from the same or another.
     """
@@ -84,17 +84,30 @@ class Grammars:
     def __init__(self, tokenizer: Path, vocab: int) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
         self._compiler: Any = None
+        self._missing = ""
         self._ready: dict[str, Any] = {}
+
+    def load(self) -> str:
+        """Load xgrammar and tell it the vocabulary; returns what is in the way. Before the rank serves: importing it
+        takes seconds of the interpreter (it brings a hub's client along), which the step loop would stand still for."""
+        if self._compiler is not None or self._missing:
+            return self._missing
+        try:
+            import xgrammar
+
+            info = self._tokenizer_info()
+            self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+        except ImportError as error:
+            self._missing = f"guided decoding needs xgrammar on the engine: {error}"
+        except Exception as error:  # noqa: BLE001 - tokenizers raises no narrower; the engine serves, without grammars
+            self._missing = f"xgrammar cannot use this model's tokenizer: {error}"
+        return self._missing
 
     def compile(self, grammar: str) -> tuple[str, int]:
         """Compile and keep; returns (what is wrong with it, its size in bytes). Not from two threads at once."""
-        try:
-            import xgrammar
-        except ImportError as error:
-            return f"guided decoding needs xgrammar on the engine: {error}", 0
-        if self._compiler is None:
-            info = self._tokenizer_info()
-            self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
+        missing = self.load()
+        if missing:
+            return missing, 0
         kind, _, text = grammar.partition(":")
         try:
             if kind == "json_schema":

@@ -1,6 +1,7 @@
 """A rank that is nobody yet: it loads what every rank needs and waits on its standard input for settings."""
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ import setproctitle
 from . import process
 
 LOADED = ("structlog", "zmq", *(f"{__package__}.{name}" for name in ("runner", "weights", "transfer", "collectives")))
+WHERE_INSTALLED = ("xgrammar",)
 
 
 def wait() -> str | None:
@@ -24,6 +26,9 @@ def wait() -> str | None:
     setproctitle.setproctitle("closeranks::spare")
     for name in LOADED:
         importlib.import_module(name)
+    for name in WHERE_INSTALLED:
+        if importlib.util.find_spec(name):
+            importlib.import_module(name)
     setproctitle.setproctitle("closeranks::spare loaded")
     line = sys.stdin.readline()
     if not line:
