@@ -267,6 +267,20 @@ def test_an_exception_of_a_native_module_keeps_its_lower_case_name() -> None:
     assert not [e for e in read("see app.parseError: it is no traceback\n") if isinstance(e, Event)]
 
 
+def test_series_that_differ_in_a_label_that_is_not_kept_are_no_growth() -> None:
+    page = "".join(
+        f'sglang:generation_tokens_total{{engine_type="decode",is_streaming="{s}",model_name="m"}} {n}\n'
+        for s, n in (("false", 15), ("true", 82))
+    )
+    assert [d for _, d in Scene(read(page + page), [], []).counter_deltas] == [0.0, 0.0]
+
+
+def test_a_transfer_that_ended_with_its_request_has_not_failed() -> None:
+    said = "[2026-01-01 00:00:01 TP1] Prefill bootstrap failed for request rank=1 req.rid='a' req.bootstrap_room=7 with exception KVTransferError(bootstrap_room=7): "
+    kinds = [e.kind for e in read(said + "Aborted by AbortReq.\n" + said + "no route\n") if isinstance(e, Event)]
+    assert kinds == ["transfer_aborted", "transfer_failed"]
+
+
 def test_what_a_prompt_says_is_no_evidence() -> None:
     text = "scheduler.cur_batch.reqs=[Req(rid=1, input_ids=[1], origin_input_text='Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=SEND) EADDRINUSE Killed process 3 (python3)')]\n"
     assert not [e for e in read(text) if isinstance(e, Event) and e.kind in ("port_in_use", "oom_kill")]

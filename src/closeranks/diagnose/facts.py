@@ -179,6 +179,8 @@ class Metric(Fact, frozen=True, kw_only=True):
     labels: Mapping[str, str]
     value: float
     scrape: int
+    other: str = ""
+    """A digest of the labels that are not kept: samples that differ in those are of two series."""
 
     def says(self) -> str:
         rank = self.labels.get("tp_rank") or self.labels.get("engine")

@@ -32,6 +32,10 @@ _BAD_STATUS = frozenset({408, 429, 499})
 _OURS = ("scheduler", "worker", "engine_core", "api", "detokenizer", "dp_controller", "launcher", "torch")
 
 
+TURNED_S = 3.0
+"""Seconds of a loop that must pass before the absence of idle time says anything: it is accounted for by the second."""
+
+
 def held(metric: Metric) -> bool:
     """Whether a gauge counts requests that the engine holds."""
     return bool(_HELD.search(metric.name)) and not _NOT_HELD.search(metric.name)
@@ -55,7 +59,22 @@ def open_work(scene: Scene) -> list[Fact]:
     out += [e for e in loads.values() if _loaded(e)]
     if not gauged(scene):
         out += _lines(scene)
+    out += _never_idle(scene)
     return [*out, *(e for e in scene.events("trt_active")[-1:] if (e.num("active") or 0) > 0)]
+
+
+def _never_idle(scene: Scene) -> list[Fact]:
+    """Ranks whose loops turned between two scrapes and counted no idle time: SGLang's queues held something, whatever
+    its gauges say, which lag."""
+    turned: dict[object, float] = {}
+    idle: dict[object, tuple[Metric, float]] = {}
+    for m, delta in scene.counter_deltas:
+        rank = scene.role_of(m), m.labels.get("dp_rank"), m.labels.get("pp_rank"), m.labels.get("tp_rank")
+        if m.name.endswith("scheduler_stage_seconds_total"):
+            turned[rank] = turned.get(rank, 0.0) + delta
+        elif m.name.endswith("scheduler_idle_seconds_total"):
+            idle[rank] = m, delta
+    return [m for rank, (m, delta) in idle.items() if turned.get(rank, 0.0) >= TURNED_S and not delta]
 
 
 def _loaded(load: Event) -> bool:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from zlib import crc32
 
 from closeranks.diagnose.facts import Event, Fact, Metric, Setting, Src, Value
 from closeranks.diagnose.lines import Line
@@ -50,13 +51,16 @@ class Prometheus:
         if series in self.seen:
             self.seen, self.scrape = set(), self.scrape + 1
         self.seen.add(series)
-        labels = {
-            k: v[:40] for k, v in _LABEL.findall(m[2] or "") if k in _KEPT and re.fullmatch(r"\d*|[a-z_]{0,24}", v)
-        }
+        pairs = sorted(_LABEL.findall(m[2] or ""))
+        labels = {k: v[:40] for k, v in pairs if k in _KEPT and re.fullmatch(r"\d*|[a-z_]{0,24}", v)}
+        rest = repr([pair for pair in pairs if pair[0] not in labels])
         number = float(m[3])
+        digest = f"{crc32(rest.encode()):08x}"
         if number == number:
             name = re.sub(r"^(sglang|vllm|trtllm|closeranks|dynamo)_", r"\1:", m[1])
-            yield Metric(src=line.src, time=line.time, name=name, labels=labels, value=number, scrape=self.scrape)
+            yield Metric(
+                src=line.src, time=line.time, name=name, labels=labels, value=number, scrape=self.scrape, other=digest
+            )
 
     def end(self) -> Iterable[Fact]:
         """Nothing waits."""

@@ -189,6 +189,7 @@ class Sglang(SignatureReader):
         Sig("helper_thread_dead", "First message should be", r"(?=.)"),
         Sig("helper_thread_dead", "bootstrap_thread died on", r"engine_rank=(?P<rank>\d+)"),
         Sig("helper_thread_dead", "Exception in thread", r"Exception in thread (?:Thread-\d+ \()?(?P<thread>bootstrap_thread|transfer_worker|decode_thread|decode_listener_thread|heartbeat_checker|prefetch_thread_func|backup_thread_func|NixlHandshake)"),
+        Sig("transfer_aborted", "failed for request", r"(?P<side>Decode|Prefill) (?:transfer|handshake|bootstrap) failed for request(?:.*?bootstrap_room=(?P<room>\d+))?.*: Aborted by (?:AbortReq|decode-side abort notification)"),
         Sig("transfer_failed", "transfer failed for request", r"(?P<side>Decode|Prefill) transfer failed for request(?:.*?bootstrap_room=(?P<room>\d+))?(?:.*?timed out after (?P<after>[\d.]+)s in KVPoll\.(?P<state>\w+))?"),
         Sig("transfer_failed", "handshake failed for request", r"(?P<side>Decode) handshake failed for request(?:.*?bootstrap_room=(?P<room>\d+))?(?:.*?timed out after (?P<after>[\d.]+)s in KVPoll\.(?P<state>\w+))?"),
         Sig("transfer_failed", "bootstrap failed for request", r"(?P<side>Prefill) bootstrap failed for request(?:.*?bootstrap_room=(?P<room>\d+))?(?:.*?timed out after (?P<after>[\d.]+)s in KVPoll\.(?P<state>\w+))?"),

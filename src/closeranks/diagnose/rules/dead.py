@@ -70,6 +70,7 @@ def processes_gone(scene: Scene) -> Finding | None:
             LIKELY,
             f"{labels_of(ranks_gone)} died; the other ranks wait.",
             [*ranks_gone, *scene.events("child_crashed", "exit_code")[:2]],
+            stage=21 if scene.has("gloo_size") else None,  # what killed it is in the log
             missing=[p.who.label for p in ranks_gone if p.who],
             next_checks=["exit code and dmesg of the dead process"],
         )

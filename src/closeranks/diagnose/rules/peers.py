@@ -114,12 +114,29 @@ def capacity_timeouts(scene: Scene) -> Finding | None:
     )
 
 
-@rule(43, "DEAD_PEER", "decode lost its prefill engine: the heartbeat went unanswered")
+@rule(
+    43,
+    "DEAD_PEER NETWORK_OR_TRANSPORT",
+    "decode lost its prefill engine: the heartbeat went unanswered",
+)
 def prefill_lost(scene: Scene) -> Finding | None:
     lost = scene.events("peer_lost")
     if not lost:
         return None
     affected = sum(int(e.num("affected") or 0) for e in lost)
+    alive = [f for e in scene.engines if e.name == "prefill" for f in scene.only(e).live]
+    if alive:
+        return finding(
+            "NETWORK_OR_TRANSPORT",
+            LIKELY,
+            f"Decode lost its prefill engine, which lives{f'; {affected} requests failed with it' if affected else ''}: nothing passes between the two, or prefill answers too late.",
+            [*lost[:2], *alive[:2], *failures(scene)[:2]],
+            ranks={"prefill": "lives, and was not heard by decode"},
+            mechanism="the heartbeat asks the bootstrap server in prefill's main process over the network; transfers take the same way",
+            shown=["prefill's loop turns by its own counters or context switches"],
+            decoys=["both engines are well by themselves, and by their own health checks"],
+            next_checks=["from decode's host: does prefill's bootstrap port answer? The link, its counters, firewalls"],
+        )
     return finding(
         "DEAD_PEER",
         LIKELY,

@@ -181,7 +181,15 @@ def _desync(
 
 
 def _trigger(scene: Scene) -> list[Event]:
-    kinds = ("transfer_worker_error", "helper_thread_dead", "transfer_error", "abort", "peer_blacklisted", "retract")
+    kinds = (
+        "transfer_worker_error",
+        "helper_thread_dead",
+        "transfer_error",
+        "abort",
+        "transfer_aborted",
+        "peer_blacklisted",
+        "retract",
+    )
     return next((found for k in kinds if (found := scene.events(k))), [])
 
 

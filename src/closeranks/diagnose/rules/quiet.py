@@ -112,12 +112,22 @@ def _queues(scene: Scene) -> list[list[tuple[Fact, float, str]]]:
     for m in scene.of(Metric):
         if pattern.search(m.name) and m.labels.get("stage") != "completed_waiting":
             name = m.name.split(":")[-1]
-            seen.setdefault(scene.series(m), []).append((m, m.value, name))
+            seen.setdefault(_key(scene, m, name), []).append((m, m.value, name))
     for e in scene.events("load"):
         for key, n in e.data.items():
             if pattern.search(key) and isinstance(n, int | float):
-                seen.setdefault((key, e.get("dp_rank"), scene.role_of(e)), []).append((e, float(n), key))
+                seen.setdefault((key, str(e.get("dp_rank", 0)), "0", "0", scene.role_of(e)), []).append(
+                    (e, float(n), key)
+                )
     return list(seen.values())
+
+
+def _key(scene: Scene, m: Metric, name: str) -> object:
+    """What a gauge is a reading of. SGLang's loads count the same queues, under the same name without `num_`."""
+    if m.name.startswith("sglang:"):
+        ranks = [m.labels.get(f"{kind}_rank", "0") for kind in ("dp", "pp", "tp")]
+        return name.removeprefix("num_"), *ranks, scene.role_of(m)
+    return scene.series(m)
 
 
 def _never_falls(values: list[float]) -> bool:

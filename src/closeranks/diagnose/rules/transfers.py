@@ -1,12 +1,13 @@
 # ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
 """KV transfers that fail on one side, wait on the other, or are never cleaned up."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from closeranks.diagnose import clock
-from closeranks.diagnose.facts import Event, Fact
+from closeranks.diagnose.facts import Event, Fact, Metric
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import WAITS, engine_name, finding, labels, places
 from closeranks.diagnose.rules.fetches import moved_after
@@ -16,9 +17,12 @@ from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
 
 def failures(scene: Scene) -> list[Event]:
-    return scene.events(
+    """Transfers that failed; not those that ended with their request, and what a rank was told of such an end."""
+    ended = {e.get("room") for e in scene.events("transfer_aborted")} - {None}
+    failed = scene.events(
         "transfer_failed", "bootstrap_timeout", "transfer_timeout", "kv_pull_failed", "kv_handshake_failed"
     )
+    return [e for e in failed if e.get("room") not in ended]
 
 
 @rule(42, "KV_TRANSFER", "a helper thread of the transfer backend is dead")
@@ -101,12 +105,12 @@ def failed_on_one_side(scene: Scene) -> Finding | None:
     failed = scene.events("transfer_failed")
     for e in errors:
         mate = next((f for f in failed if f.get("room") == e.get("room") and e.get("room") is not None), None)
-        if mate is None:
-            continue
+        if mate is None or (mate.get("after") is None and mate.get("side") != "Decode"):
+            continue  # the error, and what the same side made of it
         gap = f"{mate.time - e.time:.0f} s" if mate.time is not None and e.time is not None else "long"
         return _transfer(
-            SHOWN,
-            f"The transfer of room {e.get('room')} failed on one side; the other learnt it by its own time-out {gap} later.",
+            SHOWN if mate.get("after") is not None else LIKELY,
+            f"The transfer of room {e.get('room')} failed on one side; the other {'learnt it by its own time-out' if mate.get('after') is not None else 'gave it up'} {gap} later.",
             [e, mate],
             mechanism="a failure is recorded locally and not told to the peer",
             shown=[f"room {e.get('room')}: {e.src} and {mate.src}"],
@@ -217,7 +221,7 @@ def queue_stays(scene: Scene) -> Finding | None:
         times = [b.time for b in tail if b.time is not None]
         if len(times) < 2 or times[-1] - times[0] < 60:
             continue
-        if (tail[-1].num("usage") or 0) > 0.9 or scene.silence():
+        if (tail[-1].num("usage") or 0) > 0.9 or scene.silence() or _seen_empty(scene, key):
             continue
         return _transfer(
             LIKELY,
@@ -230,6 +234,14 @@ def queue_stays(scene: Scene) -> Finding | None:
             ],
         )
     return None
+
+
+def _seen_empty(scene: Scene, queue: str) -> bool:
+    """Whether a scrape or `/v1/loads`, which are newer than lines that only a busy engine writes, find it empty."""
+    name = re.compile(rf"(?:decode|prefill)_{queue}_queue_reqs$")
+    counts = [m.value for m in scene.of(Metric) if name.search(m.name)]
+    loads = [n for e in scene.events("load") for k, n in e.data.items() if name.search(k) and isinstance(n, int)]
+    return bool(counts or loads) and not any(counts) and not any(loads)
 
 
 def _transfer(certainty: str, summary: str, facts: Iterable[Fact], **more: Any) -> Finding:

@@ -119,7 +119,7 @@ class Progress(Index):
 
     def series(self, m: Metric) -> object:
         """What a sample is a reading of. Two engines of a pair may export the same labels, into files of their own."""
-        return m.name, tuple(sorted(m.labels.items())), self.role_of(m)
+        return m.name, tuple(sorted(m.labels.items())), m.other, self.role_of(m)
 
     def _by_engine(self, pattern: str) -> dict[str, list[tuple[Metric, float]]]:
         out: dict[str, list[tuple[Metric, float]]] = {}
