@@ -45,6 +45,16 @@ closeranks_running_requests{engine="decode"} 2.0
 """
 
 
+def test_streamed_and_other_requests_are_counted_together_and_ranks_once() -> None:
+    page = b"".join(
+        b'sglang:generation_tokens_total{engine_type="decode",is_streaming="%s"} %d\n' % pair
+        for pair in ((b"true", 82), (b"false", 15))
+    )
+    page += b"".join(b'sglang:num_running_reqs{moe_ep_rank="%d",tp_rank="%d"} 3\n' % (r, r) for r in (0, 1))
+    found = counters.parse(page)
+    assert (found["tokens"], found["running"]) == (97.0, 3.0)
+
+
 def test_sglang_counters() -> None:
     found = counters.parse(SGLANG_PAGE)
     assert found == {

@@ -16,6 +16,7 @@ from closeranks.evidence import capture
 from closeranks.evidence.redact import MASK, redact
 
 FILE_BYTES = 2 << 20
+LOG_BYTES = 512 << 10
 TOTAL_BYTES = 64 << 20
 KEPT = 20
 """Bundles that are kept in a folder; the oldest go first."""
@@ -100,7 +101,7 @@ def environment(pid: int) -> str:
     return "\n".join(sorted(lines)) + "\n"
 
 
-def log_tail(path: Path, limit: int = 512 * 1024) -> bytes:
+def log_tail(path: Path, limit: int = LOG_BYTES) -> bytes:
     """The end of a log, from a line's beginning."""
     data = capture.tail(path, limit)
     return data.partition(b"\n")[2] if len(data) == limit else data

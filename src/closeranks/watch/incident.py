@@ -7,7 +7,7 @@ A source that gives nothing is a note in the manifest.
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,7 +34,11 @@ RECORDER_FILES = 64
 LAST_WAIT_S = 1.0
 """For an answer that has not come when everything else has."""
 GATHER_S = 8.0
-"""Bound on everything that is asked of the engines for a bundle."""
+"""Bound on everything that is asked of the engines for a bundle, after what a verdict rests on."""
+ESSENTIALS_S = 6.0
+"""Bound on that, for each engine. Cleaning half a megabyte of a log can take longer on a machine without a free CPU."""
+LOG_END_BYTES = 48 << 10
+"""The end of a log comes first, all of it when there is time."""
 log = structlog.get_logger()
 
 
@@ -95,7 +99,7 @@ class Keeper:
     ) -> Incident:
         """Bundle and verdict of one confirmation. Never raises for what engines, disk or diagnosis do."""
         began = time.time()
-        files = await self.collect(snapshot.engines, rounds)
+        files = await self.collect(sorted(snapshot.engines, key=lambda e: e.name != state.engine), rounds)
         files.add("watch.json", redact(_told(state, snapshot, states)), clean=False)
         why = tuple(f"[{e.signal}{f' {e.rank}' if e.rank else ''}] {e.text}" for e in state.why)
         facts: dict[str, object] = {"engine": state.engine, "confirmed": began, "why": why}
@@ -149,51 +153,54 @@ class Keeper:
         return None
 
     async def collect(self, engines: Sequence[EngineSeen], rounds: Rounds | None) -> gather.Files:
-        """Everything about all engines, in memory."""
+        """Everything about all engines, in memory; what a verdict rests on first, engine after engine."""
         files = gather.Files()
         for name, text in _stacks(rounds) if rounds is not None else ():
             await _add(files, name, text)
-        asked = [asyncio.create_task(self._engine(files, engine)) for engine in engines]
-        if asked:
-            _, late = await asyncio.wait(asked, timeout=GATHER_S)
-            for task in late:
-                task.cancel()
-                files.notes.append(f"not everything could be read within {GATHER_S:.0f} s")
-            for answer in await asyncio.gather(*asked, return_exceptions=True):
-                if isinstance(answer, Exception):
-                    files.notes.append(f"not read: {type(answer).__name__}: {answer}")
+        for engine in engines:
+            await _within(files, ESSENTIALS_S, [self._essentials(files, engine)])
+        await _within(files, GATHER_S, [self._rest(files, engine) for engine in engines])
         if self._gpu.page:
             await _add(files, "nvidia-smi.csv", self._gpu.page)
         await _add(files, "ps.txt", _ps(engines))
         return files
 
-    async def _engine(self, files: gather.Files, engine: EngineSeen) -> None:
+    async def _essentials(self, files: gather.Files, engine: EngineSeen) -> None:
+        """Flags, the end of the log, loads and counters: all but the log are in memory."""
         name = engine.name
         await _add(files, f"{name}/flags.txt", " ".join(engine.argv) + "\n")
-        for number, path in enumerate(self._logs.paths(engine)):
-            await _add(files, f"{name}/engine{number or ''}.log", await asyncio.to_thread(gather.log_tail, Path(path)))
+        await self._log(files, engine, LOG_END_BYTES)
+        if name in self._loads.bodies:
+            await _add(files, f"{name}/loads.json", self._loads.bodies[name])
+        pages = list(self._pages.pages.get(name, ()))
+        if pages:
+            await _add(files, f"{name}/metrics_1.txt", pages[0][1])
+        if len(pages) > 1:
+            await _add(files, f"{name}/metrics_2.txt", pages[-1][1])
+
+    async def _rest(self, files: gather.Files, engine: EngineSeen) -> None:
+        name = engine.name
         head = engine.head or (engine.procs[0] if engine.procs else None)
         if head is not None:
             await _add(files, f"{name}/environment.txt", await asyncio.to_thread(gather.environment, head.pid))
         await self._answers(files, engine)
+        await self._log(files, engine, gather.LOG_BYTES)
         if head is not None:  # last, as they are the largest: what there is no time for is lost
             for record in await asyncio.to_thread(recorder_files, head.pid, self._logs.paths(engine)):
                 data = await asyncio.to_thread(capture.tail, record, gather.FILE_BYTES)
                 await _add(files, f"{name}/{record.name}", data)
 
+    async def _log(self, files: gather.Files, engine: EngineSeen, limit: int) -> None:
+        for number, path in enumerate(self._logs.paths(engine)):
+            text = await asyncio.to_thread(gather.log_tail, Path(path), limit)
+            await _add(files, f"{engine.name}/engine{number or ''}.log", text)
+
     async def _answers(self, files: gather.Files, engine: EngineSeen) -> None:
         """What the engine has answered over HTTP."""
         name = engine.name
-        pages = list(self._pages.pages.get(name, ()))
-        if pages:
-            await _add(files, f"{name}/metrics_1.txt", pages[0][1])
         if engine.url is None:
             files.notes.append(f"{name}: its address is not known, nothing was asked over HTTP")
             return
-        if len(pages) > 1:
-            await _add(files, f"{name}/metrics_2.txt", pages[-1][1])
-        if name in self._loads.bodies:
-            await _add(files, f"{name}/loads.json", self._loads.bodies[name])
         for path, (_, task) in self._asked.get(name, {}).items():
             done, _ = await asyncio.wait({task}, timeout=LAST_WAIT_S)
             answer = task.result() if done else Answer(0, b"", HEALTH_S, "no answer yet")
@@ -229,6 +236,20 @@ def recorder_files(pid: int, logs: Sequence[str]) -> list[Path]:
             except OSError:  # it was renamed
                 continue
     return list(found)[:RECORDER_FILES]
+
+
+async def _within(files: gather.Files, limit_s: float, parts: Iterable[Coroutine[None, None, None]]) -> None:
+    """Run them at the same time; what is late or fails becomes a note."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    if not tasks:
+        return
+    _, late = await asyncio.wait(tasks, timeout=limit_s)
+    for task in late:
+        task.cancel()
+        files.notes.append(f"not everything could be read within {limit_s:.0f} s")
+    for answer in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(answer, Exception):
+            files.notes.append(f"not read: {type(answer).__name__}: {answer}")
 
 
 async def _add(files: gather.Files, name: str, content: str | bytes) -> None:

@@ -36,6 +36,8 @@ _VLLM = {
     "num_requests_waiting": "waiting",
 }
 QUEUES = ("bootstrap", "inflight", "prealloc", "transfer")
+_RANKS = frozenset({b"tp_rank", b"pp_rank", b"moe_ep_rank", b"attn_tp_rank", b"attn_cp_rank", b"pid"})
+"""Labels in which series differ that tell the same."""
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 KEPT_BODIES = 4
 KEPT_BYTES = 2 << 20
@@ -44,10 +46,10 @@ KEPT_BYTES = 2 << 20
 def parse(body: bytes) -> dict[str, float]:
     """The named values of a page. SGLang's stage seconds are `busy_<rank>`, its idle seconds `idle_<rank>`.
 
-    The gauges and counters of an engine's ranks repeat each other, so the highest rank's value counts once; those of
-    data-parallel replicas are summed.
+    The gauges and counters of an engine's ranks repeat each other, so the highest rank's value counts once; series that
+    differ in anything else (data-parallel replicas, `is_streaming`, ends) count different requests and are summed.
     """
-    single: dict[tuple[str, bytes], float] = {}
+    single: dict[tuple[str, tuple[tuple[bytes, bytes], ...]], float] = {}
     found: dict[str, float] = {}
     for line in body.splitlines():
         if line.startswith(b"sglang:"):
@@ -79,7 +81,7 @@ def parse(body: bytes) -> dict[str, float]:
                 0.0 if labels.get(b"stage", b"")[:9] == b"completed" else value
             )
         else:
-            group = labels.get(b"dp_rank", b"") + labels.get(b"engine", b"") + labels.get(b"finished_reason", b"")
+            group = tuple(sorted(pair for pair in labels.items() if pair[0] not in _RANKS))
             single[field, group] = max(single.get((field, group), 0.0), value)
     for (field, _), value in single.items():
         found[field] = found.get(field, 0.0) + value
