@@ -167,12 +167,14 @@ def blank_output(scene: Scene) -> Finding | None:
 def tokens_flow(scene: Scene) -> Finding | None:
     gen = scene.gen_after(None)
     if any("tokens" in m.name for m in scene.moving_counters):
-        gen = gen or []
+        sides = {scene.role_of(m) for m in scene.moving_counters}
+        side = sides.pop() if len(sides) == 1 else ""
         return finding(
             "NOT_HUNG_SLOW_OR_CAPACITY",
             LIKELY,
-            "Token counters grow between the scrapes: the engine works.",
+            f"Token counters{f' of {side}' if side else ''} grow between the scrapes: the engine works.",
             [*scene.moving_counters[:3], *gen[-2:]],
+            engine=side,
             shown=["a counter that grows is progress"],
             next_checks=["which request or client does not get its answer?"],
         )
