@@ -48,6 +48,7 @@ def user(content: Any) -> list[dict[str, Any]]:
         (CHAT, chat(temperature="hot"), 400, None, "temperature", "str"),
         (CHAT, chat(temperature=-0.1), 400, "out_of_range", "temperature", "-0.1"),
         (CHAT, chat(temperature=2.5), 400, "out_of_range", "temperature", "2.5"),
+        (CHAT, chat(max_tokens=0), 400, "out_of_range", "max_tokens", "from 1 to 2147483648"),
         (CHAT, chat(top_p=0), 400, "out_of_range", "top_p", "above 0"),
         (CHAT, chat(top_p=1.1), 400, "out_of_range", "top_p", "1.1"),
         (CHAT, chat(top_k=-2), 400, "out_of_range", "top_k", "-2"),

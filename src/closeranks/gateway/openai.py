@@ -344,5 +344,5 @@ def _between(request: Common, name: str, low: float, high: float, above: bool = 
     if value is None:
         return
     if not math.isfinite(value) or not low <= value <= high or (above and value == low):
-        bounds = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+        bounds = f"above {low} and at most {high}" if above else f"from {low} to {high}"
         raise Invalid(f"{name} is {value!r}; it must be {bounds}", param=name, code="out_of_range")

@@ -48,9 +48,12 @@ async def check(settings: Settings, could_do: Ask) -> dict[str, Any]:
 
 
 def may_trace(process: Proc) -> bool:
-    """Whether a debugger may attach: the kernel asks the same of whoever opens its memory."""
+    """Whether a debugger may attach: the kernel asks the same of whoever opens its memory. Nobody refuses one that has
+    ended meanwhile: that it is gone is said of its engine."""
     try:
         os.close(os.open(f"/proc/{process.pid}/mem", os.O_RDONLY))
+    except (FileNotFoundError, ProcessLookupError):
+        return True
     except OSError:
         return False
     return True
