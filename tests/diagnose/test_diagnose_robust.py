@@ -32,6 +32,13 @@ def test_what_loses_nothing_changes_nothing(change) -> None:
             assert after.certainty != "shown", f"{name}: {before.cls} → {after.cls}"
 
 
+@pytest.mark.parametrize("wrapper", mutate.WRAPPERS)
+def test_a_document_of_one_line_is_read_in_every_wrapper(wrapper) -> None:
+    evidence = next(e for n, e, *_ in CASES if n == "fr-all-alike")
+    wrapped = [(n, "\n".join(map(wrapper, text.split("\n")))) for n, text in evidence]
+    assert diagnose_texts(wrapped).main.cls == untouched("fr-all-alike").main.cls
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     case=st.sampled_from(CASES),

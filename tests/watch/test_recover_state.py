@@ -4,7 +4,7 @@ from collections import Counter
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from closeranks.watch.recover_state import (
@@ -217,6 +217,8 @@ def test_nobody_is_ended_without_blame() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.text(max_size=20))
+@example("¹")
+@example("--1")
 def test_any_version_is_read(version: str) -> None:
     assert may_replace_alone("closeranks", version) in (True, False)
     assert not may_replace_alone("sglang", version)

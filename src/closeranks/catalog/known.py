@@ -104,7 +104,7 @@ def key(version: str) -> tuple[tuple[int, int], ...]:
     """An order of versions: `0.5.9rc1 < 0.5.9 < 0.5.9.post1 < 0.5.10`."""
     parts: list[tuple[int, int]] = []
     for word in re.findall(r"\d+|[a-z]+", version.lower().split("+")[0]):
-        if word.isdigit():
+        if word.isdecimal():
             parts.append((1, int(word)))
         elif word in ("rc", "a", "b", "alpha", "beta", "dev", "preview", "nightly"):
             parts.append((-1, 0))

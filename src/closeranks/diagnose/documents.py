@@ -18,7 +18,7 @@ def unwrap_all(text: str) -> str:
     """`text` with every line unwrapped, if the first lines all carry a collector's wrapper; else unchanged."""
     if "\n" not in text.strip():  # one line: a record of a logger, too, is one, and must stay whole
         inner = unwrap(text)[0]
-        return inner if text.rstrip("\r\n").endswith(inner.rstrip("\r\n")) else text
+        return inner if text.rstrip("\r\n").endswith(inner.rstrip("\r\n")) or _START.match(inner) else text
     sample = [line for line in text[:20000].split("\n")[:-1] if line.strip()][:12]
     if len(sample) < 2 or any(unwrap(line)[0] == line for line in sample):
         return text

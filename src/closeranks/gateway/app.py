@@ -338,7 +338,7 @@ async def _body(gateway: Gateway, request: Request) -> bytes:
     most = gateway.settings.max_body_bytes
     said = f"the body is larger than the {most} bytes that are allowed"
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > most:
+    if length.isdecimal() and int(length) > most:
         raise TooLarge(said)
     pieces: list[bytes] = []
     size = 0

@@ -97,9 +97,9 @@ def world_of(argv: Sequence[str]) -> int:
     pp = flag(argv, "--pp-size", "--pipeline-parallel-size", "-pp")
     world = 1
     for size in (tp, pp):
-        world *= int(size) if size and size.isdigit() else 1
+        world *= int(size) if size and size.isdecimal() else 1
     nodes = flag(argv, "--nnodes") or "1"
-    return max(1, world // int(nodes)) if nodes.isdigit() and int(nodes) else world
+    return max(1, world // int(nodes)) if nodes.isdecimal() and int(nodes) else world
 
 
 def _backend(argv: Sequence[str]) -> str:
@@ -208,7 +208,7 @@ def _engine(table: Mapping[int, Row], root: int, pids: set[int]) -> EngineSeen:
         procs += [_proc(table[pid], "worker", rank) for rank, pid in enumerate(workers)]
     role = role_of(kind, argv)
     said = flag(argv, "--port")
-    port = int(said) if said and said.isdigit() else None
+    port = int(said) if said and said.isdecimal() else None
     return EngineSeen(
         name=_name(kind, role, port, root),
         kind=kind,
@@ -288,7 +288,7 @@ def _ours(table: Mapping[int, Row]) -> Iterator[EngineSeen]:
 def _our_name(name: str, parent: Row | None) -> str:
     """With the port of its service, where that was given: two services on a host have a `decode` each."""
     port = flag(parent.argv, "--port") if parent is not None and serves_ours(parent.argv) else None
-    return f"{name}-{port}" if port and port.isdigit() and int(port) else name
+    return f"{name}-{port}" if port and port.isdecimal() and int(port) else name
 
 
 def _orphans(
@@ -328,7 +328,9 @@ class Finder:
         if not self._pids and not self._ports:
             return True
         port = engine.url.rpartition(":")[2] if engine.url else ""
-        return any({p.pid, p.ppid} & self._pids for p in engine.procs) or (port.isdigit() and int(port) in self._ports)
+        return any({p.pid, p.ppid} & self._pids for p in engine.procs) or (
+            port.isdecimal() and int(port) in self._ports
+        )
 
     def _complete(self, engine: EngineSeen) -> EngineSeen:
         head = engine.head
@@ -362,7 +364,7 @@ def _address(engine: EngineSeen, frontend: Proc) -> tuple[int | None, str | None
     sockets that it had before them, not the server's)."""
     ports = procfs.listening(frontend.pid)
     said = flag(engine.argv, "--port") if engine.kind != "closeranks" else None
-    wanted = int(said) if said and said.isdigit() and said != "0" else None
+    wanted = int(said) if said and said.isdecimal() and said != "0" else None
     if wanted is None and _PORTS[engine.kind] in ports:
         wanted = _PORTS[engine.kind]
     if wanted is None and ports:

@@ -77,7 +77,7 @@ class Observer:
 
     def __init__(self, settings: Settings, state_dir: Path) -> None:
         self._bundles, self._journal = Path(settings.bundle_dir), state_dir / "journal"
-        ports = [int(p) for url in settings.url if (p := url.rstrip("/").rpartition(":")[2]).isdigit()]
+        ports = [int(p) for url in settings.url if (p := url.rstrip("/").rpartition(":")[2]).isdecimal()]
         self._finder = Finder(settings.pid, ports)
         self._client = Client(2.0, settings.api_key)
         counters = CountersSignal(self._client)

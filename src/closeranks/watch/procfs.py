@@ -103,7 +103,7 @@ def scan(known: Mapping[int, Row], again: Iterable[int] = ()) -> dict[int, Row]:
     """All processes. Rows of `known` are taken over unless they are young, listed in `again`, or of another start."""
     now, table, fresh = uptime_ticks(), {}, set(again)
     for name in os.listdir("/proc"):
-        if not name.isdigit():
+        if not name.isdecimal():
             continue
         pid = int(name)
         old = known.get(pid)

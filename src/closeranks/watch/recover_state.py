@@ -12,6 +12,7 @@ Rules, whatever comes in: no engine is ended twice in a plan or within its cool-
 the ceiling allows; none is ended that is not known to be startable; a verdict of healthy, starting or slow ends none.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -325,7 +326,7 @@ def _number(version: str) -> tuple[int, ...]:
     """`0.5.13.post1` → (0, 5, 13, 1); what is no number ends it."""
     parts: list[int] = []
     for part in version.lstrip("v").replace(".post", ".").replace("rc", ".-1.").split("."):
-        if not part.lstrip("-").isdigit():
+        if not re.fullmatch(r"-?[0-9]+", part):
             break
         parts.append(int(part))
     return tuple(parts)

@@ -97,7 +97,7 @@ def _services(engines: Iterable[EngineSeen]) -> dict[str, list[EngineSeen]]:
             by_process.setdefault(first.pid, []).append(engine)
     found: dict[str, list[EngineSeen]] = {}
     for pid, own in by_process.items():
-        port = next((p for e in own if (p := (e.url or "").rpartition(":")[2]).isdigit()), "")
+        port = next((p for e in own if (p := (e.url or "").rpartition(":")[2]).isdecimal()), "")
         found[port if port and port not in found else f"pid{pid}"] = own
     return found
 

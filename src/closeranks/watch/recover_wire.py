@@ -74,7 +74,7 @@ def endpoint_of(engine: EngineSeen) -> Endpoint:
         role=engine.role,
         url=(engine.url or "").rstrip("/"),
         group=group_of(engine),
-        bootstrap_port=int(port) if port.isdigit() else 8998,
+        bootstrap_port=int(port) if port.isdecimal() else 8998,
         key=flag(engine.argv, "--api-key") or "",
     )
 

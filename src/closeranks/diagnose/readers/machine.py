@@ -108,7 +108,7 @@ class Ps:
             self.open = False
             return
         by = dict(zip(self.columns, words, strict=False))
-        if not by.get("PID", "").isdigit():
+        if not by.get("PID", "").isdecimal():
             self.open = False
             return
         command = " ".join(words[at:])
@@ -170,7 +170,7 @@ class Proc:
         if m[1] == "Name":
             self.now, self.at = {}, line
         self.now[m[1]] = m[2]
-        if m[1] == "nonvoluntary_ctxt_switches" and self.now.get("Pid", "").isdigit():
+        if m[1] == "nonvoluntary_ctxt_switches" and self.now.get("Pid", "").isdecimal():
             pid = int(self.now["Pid"][:12])
             slept = _number(self.now.get("voluntary_ctxt_switches", "0"))
             who = names.from_title(self.now.get("Name", ""))

@@ -145,7 +145,7 @@ def never_fits(scene: Scene) -> Finding | None:
 
 def _int(v: object) -> int | None:
     text = str(v).replace(",", "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 @rule(54, "SCHEDULER_LIVELOCK", "the loop turns, nothing runs, requests wait and room is free")

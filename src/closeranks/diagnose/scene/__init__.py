@@ -145,7 +145,7 @@ def _fits(engine: EngineView, label: str, s: Stack) -> bool:
 
 
 def _natural(text: str) -> tuple[tuple[int, str], ...]:
-    return tuple((int(p), "") if p.isdigit() else (0, p) for p in re.split(r"(\d+)", text))
+    return tuple((int(p), "") if p.isdecimal() else (0, p) for p in re.split(r"(\d+)", text))
 
 
 def first(items: Iterable[Fact], test: Callable[[Fact], bool] = lambda _: True) -> Fact | None:

@@ -276,7 +276,7 @@ class Index:
     def flag_number(self, *flags: str) -> int | None:
         """The value of a flag as a number."""
         s = self.flag(*flags)
-        return int(s.value) if s and s.value.isdigit() else None
+        return int(s.value) if s and s.value.isdecimal() else None
 
     # -- devices -----------------------------------------------------------------------------------------------------
 

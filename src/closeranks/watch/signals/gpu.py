@@ -31,7 +31,7 @@ def parse(gpus: str, apps: str) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     for line in apps.splitlines():
         pid, _, uuid = (part.strip() for part in line.partition(","))
-        if pid.isdigit() and uuid in cards:
+        if pid.isdecimal() and uuid in cards:
             found[int(pid)] = cards[uuid]
     return found
 

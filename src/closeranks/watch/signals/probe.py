@@ -109,7 +109,7 @@ class ProbeSignal:
         port = flag(prefill.argv, "--disaggregation-bootstrap-port") or "8998"
         body = _generate(rid) | {
             "bootstrap_host": urlsplit(str(prefill.url)).hostname,
-            "bootstrap_port": int(port) if port.isdigit() else 8998,
+            "bootstrap_port": int(port) if port.isdecimal() else 8998,
             "bootstrap_room": secrets.randbits(62),
         }
         answers = await asyncio.gather(
