@@ -1,15 +1,18 @@
 """Discovery: process tables as they were seen → engines with roles and ranks; and /proc itself."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from closeranks.watch import procfs
-from closeranks.watch.discover import flag, group, launches, role_of, world_of
+from closeranks.watch.discover import _address, flag, group, launches, role_of, world_of
 from closeranks.watch.procfs import Row
+from closeranks.watch.snapshot import EngineSeen, Proc, ProcRole
 
 PREFILL = "python3 -m sglang.launch_server --model-path m --port 31021 --tp-size 2 --disaggregation-mode prefill"
 DECODE = "python3 -m sglang.launch_server --model-path m --port=31022 --tp 2 --disaggregation-mode=decode"
@@ -185,27 +188,42 @@ def test_this_process_is_read() -> None:
     assert procfs.main_thread(2**22 + 1) is None
 
 
-def test_a_sleeping_process_stands_and_its_port_is_found() -> None:
+@contextlib.contextmanager
+def listener() -> Iterator[tuple[int, int]]:
+    """A process that waits for a connection: (pid, port)."""
     program = (
         "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); s.accept()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
-            port = int(child.stdout.readline())
-            assert procfs.listening(child.pid) == {port: "127.0.0.1"}
-            deadline = time.monotonic() + 30
-            before = procfs.main_thread(child.pid)
-            while time.monotonic() < deadline:
-                time.sleep(0.1)
-                after = procfs.main_thread(child.pid)
-                if before == after and after is not None and after.state == "S":
-                    break
-                before = after
-            else:
-                pytest.fail("it did not come to rest")
+            yield child.pid, int(child.stdout.readline())
         finally:
             child.kill()
+
+
+def test_a_sleeping_process_stands_and_its_port_is_found() -> None:
+    with listener() as (pid, port):
+        assert procfs.listening(pid) == {port: "127.0.0.1"}
+        deadline = time.monotonic() + 30
+        before = procfs.main_thread(pid)
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            after = procfs.main_thread(pid)
+            if before == after and after is not None and after.state == "S":
+                break
+            before = after
+        else:
+            pytest.fail("it did not come to rest")
+
+
+@pytest.mark.parametrize(("role", "asked"), [("leader", False), ("gateway", True)])
+def test_what_a_leader_listens_on_is_no_http_server(role: ProcRole, asked: bool) -> None:
+    """It is the control port, for gateways on other hosts."""
+    with listener() as (pid, port):
+        front = Proc(pid, 1, 1, role, "prefill", None, f"closeranks::{role}")
+        found = _address(EngineSeen("prefill", "closeranks", "prefill", None, (front,)), front)
+    assert found == ((port, f"http://127.0.0.1:{port}") if asked else (None, None))
 
 
 def test_an_engine_in_a_network_namespace_of_its_own_is_reached_at_its_own_address() -> None:

@@ -361,7 +361,10 @@ class Finder:
 
 def _address(engine: EngineSeen, frontend: Proc) -> tuple[int | None, str | None]:
     """Port and URL of the HTTP server: the flag's, else what only the launcher listens on (its children inherit the
-    sockets that it had before them, not the server's)."""
+    sockets that it had before them, not the server's). Of our own engines only the gateway has one: what a leader
+    listens on is for the gateways of other hosts."""
+    if engine.kind == "closeranks" and frontend.role != "gateway":
+        return None, None
     ports = procfs.listening(frontend.pid)
     said = flag(engine.argv, "--port") if engine.kind != "closeranks" else None
     wanted = int(said) if said and said.isdecimal() and said != "0" else None
