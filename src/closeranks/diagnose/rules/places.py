@@ -44,7 +44,7 @@ def _turning(engine: EngineView, turned: list[RankView]) -> Finding:
     return finding(
         "UNDETERMINED",
         UNDETERMINED,
-        f"{labels(turned)} went from one collective to another between the last two dumps: what it waited in completes, and dumps of ranks are not simultaneous.",
+        f"{labels(turned)} went on between the last two dumps: what it waited in completes, and dumps of ranks are not simultaneous.",
         [s for r in turned[:2] for s in r.stacks[-2:]],
         stage=65,
         engine=engine_name(engine),

@@ -34,10 +34,13 @@ class RankView:
 
     @property
     def turned(self) -> bool:
-        """Whether the last two dumps found it in two different collectives: the first of them has ended."""
+        """Whether the last two dumps found it in two different collectives, or in blocking I/O and then elsewhere: what
+        it waited in first has ended."""
         if len(self.stacks) < 2:
             return False
         a, b = self.positions[-2:]
+        if a.kind == "blocking_io" != b.kind:
+            return True
         return a.kind == b.kind == "collective" and ((a.op, a.site) != (b.op, b.site) or not same_call(a, b))
 
 
