@@ -21,6 +21,8 @@ from closeranks.cli.main import main
         ("rank.forward:raise,after=0", "too small"),
         ("rank.forward:raise,after=x", "after=x"),
         ("rank.forward:raise,rank", "expected key=value"),
+        ("transfer.start:stick,seconds=nan", "0 or more"),
+        ("transfer.start:stick,seconds=-5", "0 or more"),
     ],
 )
 def test_bad_specs_say_what_there_is(spec: str, says: str) -> None:

@@ -17,6 +17,7 @@ fault is spent once, not once in each epoch, and an incident can say that it was
 
 import ipaddress
 import json
+import math
 import os
 import signal
 import sys
@@ -122,6 +123,8 @@ def parse(spec: str) -> Fault:
                 setattr(fault, key, number)
             elif key == "seconds":
                 fault.seconds = float(value)
+                if not 0 <= fault.seconds < math.inf:
+                    raise ValueError("expected seconds, 0 or more")
             elif key in KEYS[point]:
                 fault.match[key] = value
             else:

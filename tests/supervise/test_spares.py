@@ -74,3 +74,15 @@ def test_no_spare_is_left(tmp_path: Path, module: str) -> None:
     pid = asyncio.run(main())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_spare_that_cannot_be_started_is_tried_later_and_nothing_is_raised(tmp_path: Path, module: str) -> None:
+    async def main() -> None:
+        (tmp_path / "run").touch()
+        spares = Spares(sys.executable, tmp_path / "run" / "below")
+        assert not await spares.prepare("rank0", module)
+        (tmp_path / "run").unlink()
+        assert not await spares.prepare("rank0", module), "not again at once"
+        await spares.end()
+
+    asyncio.run(main())

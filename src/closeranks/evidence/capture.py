@@ -70,7 +70,7 @@ async def stacks(pid: int, timeout_s: float = 2.5, native: bool = False) -> str:
 def ask_for_stacks(pid: int) -> bool:
     """Send SIGUSR1 to a process that has a handler for it (faulthandler writes its stacks); whether it was sent."""
     try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("SigCgt:") and int(line.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1:
                 os.kill(pid, signal.SIGUSR1)
                 return True
@@ -86,7 +86,7 @@ def is_stopped(pid: int) -> bool:
 
 def _state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()[0]
     except (OSError, IndexError):
         return "Z"
 
@@ -106,10 +106,10 @@ def _work(pid: int) -> tuple[int, int] | None:
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             base = Path(f"/proc/{pid}/task/{task}")
-            for line in (base / "status").read_text().splitlines():
+            for line in (base / "status").read_text(errors="replace").splitlines():
                 if "ctxt_switches" in line:
                     switches += int(line.split()[1])
-            fields = (base / "stat").read_text().rsplit(")", 1)[1].split()
+            fields = (base / "stat").read_text(errors="replace").rsplit(")", 1)[1].split()
             ticks += int(fields[11]) + int(fields[12])
     except (OSError, IndexError, ValueError):
         return None
@@ -132,8 +132,10 @@ def proc(pid: int) -> str:
     for task in tasks[:256]:
         try:
             base = Path(f"/proc/{pid}/task/{task}")
-            status = dict(line.split(":", 1) for line in (base / "status").read_text().splitlines() if ":" in line)
-            wchan = (base / "wchan").read_text()
+            status = dict(
+                line.split(":", 1) for line in (base / "status").read_text(errors="replace").splitlines() if ":" in line
+            )
+            wchan = (base / "wchan").read_text(errors="replace")
         except OSError:  # the thread ended between listing and reading
             continue
         keep = ("Name", "State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")

@@ -4,12 +4,19 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
+log = structlog.get_logger()
+
 LOG_LIMIT = 64 * 2**20
 """Bytes of a child's log file before it is cut back (`trim`); the newest half is kept."""
+TRIM_AGAIN_S = 60.0
+"""A log that could not be cut back (full or read-only disk) is left alone for so long."""
 
 
 @dataclass(slots=True)
@@ -19,6 +26,7 @@ class Child:
     name: str
     log: Path
     process: asyncio.subprocess.Process
+    _trim_again: float = 0.0
 
     @property
     def pid(self) -> int:
@@ -55,18 +63,24 @@ class Child:
         return await self.process.wait()
 
     def trim(self) -> None:
-        """Keep the log bounded. The child appends (O_APPEND), so cutting the file under it is safe."""
+        """Keep the log bounded. The child appends (O_APPEND), so cutting the file under it is safe. Never raises for a
+        disk that is full or read-only: a log is no reason to end who writes it."""
+        if time.monotonic() < self._trim_again:
+            return
         try:
             size = self.log.stat().st_size
+            if size > LOG_LIMIT:
+                with self.log.open("rb") as file:
+                    file.seek(size - LOG_LIMIT // 2)
+                    tail = file.read()
+                os.truncate(self.log, 0)
+                with self.log.open("ab") as file:
+                    file.write(b"[older lines were cut]\n" + tail)
         except FileNotFoundError:
             return
-        if size > LOG_LIMIT:
-            with self.log.open("rb") as file:
-                file.seek(size - LOG_LIMIT // 2)
-                tail = file.read()
-            os.truncate(self.log, 0)
-            with self.log.open("ab") as file:
-                file.write(b"[older lines were cut]\n" + tail)
+        except OSError as error:
+            self._trim_again = time.monotonic() + TRIM_AGAIN_S
+            log.warning("a log could not be cut back", child=self.name, error=str(error), again_in_s=TRIM_AGAIN_S)
 
 
 async def start(

@@ -210,7 +210,7 @@ class Engine:
                         if program.spare and await self._spares.prepare(program.name, program.module, program.env):
                             break  # one at a time: they take their time from those that serve
                 leader = self.children[0]
-                if silence > HEARTBEAT_S and await capture.stands_still(leader.pid):
+                if silence > HEARTBEAT_S and await capture.stands_still(leader.pid) and leader.exit_code is None:
                     return f"{leader.name} has not beaten for {silence:.1f} s and does not run"
         finally:
             for task in (*waits, stop):

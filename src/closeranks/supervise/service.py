@@ -1,6 +1,7 @@
 """A whole service: engines and a gateway under one parent, started together, ended in order."""
 
 import asyncio
+import contextlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from closeranks.supervise import child
-from closeranks.supervise.engine import Engine, Program, State, said_exit
+from closeranks.supervise.engine import AGAIN_S, Engine, Program, State, said_exit
 
 DRAIN_S = 30.0
 """How long a SIGTERM lets open requests of the gateway go on."""
@@ -77,7 +78,15 @@ class Service:
         earlier = self._folder / "gateway.log"
         self._shown[earlier] = earlier.stat().st_size if earlier.exists() else 0  # an earlier service's lines
         while not self._stop.is_set():
-            self._gateway_child = await child.start("gateway", argv, self._folder / "gateway.log", self._gateway.env)
+            try:
+                self._gateway_child = await child.start(
+                    "gateway", argv, self._folder / "gateway.log", self._gateway.env
+                )
+            except OSError as error:  # a full disk, no process to be had: may pass; the engines go on
+                log.error("gateway cannot be started now", error=str(error), again_in_s=AGAIN_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), AGAIN_S)
+                continue
             ended = asyncio.create_task(self._gateway_child.wait())
             stop = asyncio.create_task(self._stop.wait())
             try:

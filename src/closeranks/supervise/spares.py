@@ -5,11 +5,17 @@ no model, no socket and no device, and knows no epoch. It ends with its parent, 
 """
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import structlog
+
 from closeranks.supervise import child
 
+log = structlog.get_logger()
+
+AGAIN_S = 30.0
 OPTION = "--spare"
 """A module that can wait like this takes it in place of a settings file."""
 
@@ -21,14 +27,26 @@ class Spares:
         self._python = python
         self._folder = folder
         self._waiting: dict[str, child.Child] = {}
+        self._again = 0.0
+        """When one may be started again, after one could not be."""
 
     async def prepare(self, name: str, module: str, env: Mapping[str, str] | None = None) -> bool:
-        """Start the spare of that name, with `env` beside ours, unless there is one; whether it was started."""
+        """Start the spare of that name, with `env` beside ours, unless there is one; whether it was started.
+
+        Where none can be (a full disk, no process to be had) that is said and tried again later: who serves does not
+        need it."""
         waiting = self._waiting.get(name)
         if waiting is not None and waiting.exit_code is None:
             return False
+        if time.monotonic() < self._again:
+            return False
         argv = [self._python, "-m", module, OPTION]
-        self._waiting[name] = await child.start(name, argv, self._folder / f"{name}.spare.log", env, listening=True)
+        try:
+            self._waiting[name] = await child.start(name, argv, self._folder / f"{name}.spare.log", env, listening=True)
+        except OSError as error:
+            self._again = time.monotonic() + AGAIN_S
+            log.warning("no spare can be started now", name=name, error=str(error), again_in_s=AGAIN_S)
+            return False
         return True
 
     def take(self, name: str, settings: Path, log: Path) -> child.Child | None:
