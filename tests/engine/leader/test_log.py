@@ -93,6 +93,22 @@ def test_a_crash_in_the_midst_of_a_write_costs_one_record(tmp_path: Path) -> Non
     assert sum(1 for _ in read(last)) == whole
 
 
+def test_what_is_missing_from_a_log_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A length that was damaged looks like a torn end; the core is not blamed for what follows it."""
+    simulated(tmp_path, 1)
+    first, *later = segments(tmp_path)
+    assert later
+    assert not replay(tmp_path).notes
+    whole = first.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:3], b"", whole[: len(whole) // 2] + b"\0" * 4096):
+        first.write_bytes(damaged)
+        found = replay(tmp_path)
+        assert found.difference is None
+        assert any(first.name in note for note in found.notes), found.notes
+        assert cli.main(["replay", str(tmp_path)]) == 0
+        assert f"note: {first.name}" in capsys.readouterr().out
+
+
 def test_damage_in_the_midst_is_said_and_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     simulated(tmp_path, 1)
     first = segments(tmp_path)[0]

@@ -13,7 +13,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,11 +157,12 @@ class Damaged(Exception):
     """A file that is not a log segment of a version that this program reads, or is damaged in its midst."""
 
 
-def read(path: Path) -> Iterator[Record]:
-    """Records of one segment, in order; ends quietly at a torn end. Raises Damaged, OSError."""
+def read(path: Path, torn: Callable[[str], None] = lambda said: None) -> Iterator[Record]:
+    """Records of one segment, in order, up to a torn end, of which `torn` is told. Raises Damaged, OSError."""
     data = path.read_bytes()
     if data[: len(MAGIC)] != MAGIC:
-        if not data:
+        if MAGIC.startswith(data):
+            torn(f"{path.name}: ends before its first record, at byte {len(data)}")
             return
         raise Damaged(f"{path}: not a step log of version {VERSION}")
     place = len(MAGIC)
@@ -169,17 +170,19 @@ def read(path: Path) -> Iterator[Record]:
         length, crc = FRAME.unpack_from(data, place)
         end = place + FRAME.size + length
         if end > len(data) or not length:
-            return
+            break
         body = data[place + FRAME.size : end]
         if zlib.crc32(body) != crc:
             if not any(data[end:]):
-                return  # the last frame, torn
+                break  # the last frame, torn
             raise Damaged(f"{path}: the frame at byte {place} is damaged")
         try:
             yield _decoder.decode(body)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise Damaged(f"{path}: the frame at byte {place}: {error}") from error
         place = end
+    if place < len(data):
+        torn(f"{path.name}: torn or cut at byte {place}: {len(data) - place} bytes from there on are no record")
 
 
 def segments(path: Path) -> list[Path]:

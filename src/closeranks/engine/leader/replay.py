@@ -52,11 +52,14 @@ def replay(path: Path, watch: Watcher | None = None) -> Replay:
     found = Replay(notes=[])
     leader: Leader | None = None
     before: Header | None = None
+    torn: list[str] = []
     for segment in segments(path):
         event: Event | None = None
         effects: list[Effect] = []
         begun = False
-        for record in read(segment):
+        lost = bool(torn)  # the segment before this one ends early
+        torn.clear()
+        for record in read(segment, torn.append):
             if isinstance(record, Header):
                 if record.version != VERSION:
                     raise Damaged(f"{segment}: version {record.version}, this program reads {VERSION}")
@@ -67,7 +70,7 @@ def replay(path: Path, watch: Watcher | None = None) -> Replay:
                         record.wall_time,
                     )
                 try:
-                    if leader is None or before is None or not follows(before, record):
+                    if leader is None or before is None or lost or not follows(before, record):
                         if leader is not None:
                             found.notes.append(f"{segment.name}: records before it are lost; goes on from its snapshot")
                         leader = start(record)
@@ -104,6 +107,7 @@ def replay(path: Path, watch: Watcher | None = None) -> Replay:
             found.steps += sum(isinstance(effect, Plan) for effect in effects)
             if watch is not None:
                 watch(leader, record, effects)
+        found.notes += torn
     return found
 
 
