@@ -56,8 +56,9 @@ def false_alarm(scene: Scene) -> Finding | None:
 def idle(scene: Scene) -> Finding | None:
     running, waiting = scene.requests
     ranks = [r for e in scene.engines for r in e.ranks.values()]
-    rest = [r for e in scene.engines for r in e.ranks.values() if r.at.kind == "idle" or _turns_empty(scene.only(e))]
     waits = [r for r in ranks if (r.at.op, r.at.site) == ("broadcast", "loop_head") or _waits_for_first_stage(r)]
+    empty_loops = [r for e in scene.engines if _turns_empty(scene.only(e)) for r in e.ranks.values()]
+    rest = [r for r in ranks if r.at.kind == "idle" or (r in empty_loops and r not in waits and r.at.kind != "unknown")]
     rows = [
         e
         for e in scene.events("top_row")
