@@ -64,17 +64,18 @@ def open_work(scene: Scene) -> list[Fact]:
 
 
 def _never_idle(scene: Scene) -> list[Fact]:
-    """Ranks whose loops turned between two scrapes and counted no idle time: SGLang's queues held something, whatever
-    its gauges say, which lag."""
-    turned: dict[object, float] = {}
-    idle: dict[object, tuple[Metric, float]] = {}
+    """Ranks whose loops turned between two scrapes where none of their group counted idle time: SGLang's queues held
+    something, whatever its gauges say, which lag. Where one rank was idle the others waited for it."""
+    turned: dict[tuple[object, ...], float] = {}
+    idle: dict[tuple[object, ...], tuple[Metric, float]] = {}
     for m, delta in scene.counter_deltas:
         rank = scene.role_of(m), m.labels.get("dp_rank"), m.labels.get("pp_rank"), m.labels.get("tp_rank")
         if m.name.endswith("scheduler_stage_seconds_total"):
             turned[rank] = turned.get(rank, 0.0) + delta
         elif m.name.endswith("scheduler_idle_seconds_total"):
             idle[rank] = m, delta
-    return [m for rank, (m, delta) in idle.items() if turned.get(rank, 0.0) >= TURNED_S and not delta]
+    rested = {rank[:2] for rank, (_, delta) in idle.items() if delta}
+    return [m for rank, (m, _) in idle.items() if turned.get(rank, 0.0) >= TURNED_S and rank[:2] not in rested]
 
 
 def _loaded(load: Event) -> bool:
