@@ -224,14 +224,6 @@ def test_a_starting_engine_is_excluded_until_it_serves() -> None:
     assert "starting" in film.state.why[0].text
 
 
-def test_an_engine_that_was_ready_does_not_start_again_when_signals_fall_silent() -> None:
-    film = Film()
-    film.looks(4)
-    late = {"log": {"ready": False}, "counters": "blind"}
-    assert "excluded" not in film.looks(20, **late)
-    assert film.looks(20, **late, proc="stands", stacks=SAME)[-1] in ("confirmed", "suspect")
-
-
 def test_a_paused_engine_is_excluded_and_can_still_wedge() -> None:
     film = Film()
     film.looks(4)

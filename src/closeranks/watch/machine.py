@@ -48,8 +48,6 @@ class Past(msgspec.Struct, frozen=True):
     """Since when it shows signs of life without a break."""
     ended: float | None = None
     """When its log first said that it ends."""
-    ready: bool = False
-    """It has served, or said that it can, in this life; signals that fall silent later do not make it start again."""
     heard: bool = False
     """Its log could be read at the last look: a wanted end would be known."""
     pace_s: float | None = None
@@ -116,7 +114,7 @@ def _replaced(old: EngineSeen, new: EngineSeen) -> bool:
 def _past(view: View, old: Past | None, limits: Limits) -> Past:
     at = view.snapshot.at
     if old is None:
-        return Past(view.engine, at, at, ready=rules.ready(view))
+        return Past(view.engine, at, at)
     ended = old.ended if old.ended is not None else at if rules.ending(view) else None
     moving = (old.moving if old.moving is not None else at) if rules.alive(view) else None
     stall = stalled_s(view)
@@ -130,7 +128,6 @@ def _past(view: View, old: Past | None, limits: Limits) -> Past:
         engine=view.engine,
         seen=at,
         ended=ended,
-        ready=old.ready or rules.ready(view),
         heard=view.values("log") is not None,
         moving=moving,
         pace_s=pace,
@@ -152,7 +149,7 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
         moved = own.moving is not None and at - own.moving >= limits.again_s
         if own.proved or not moved:
             return "confirmed", before.why, own
-    back = rules.held_back(view, own.ready)
+    back = rules.held_back(view)
     if back:
         return "excluded", back, own
     found = [s for s in suspicions(view, limits, own.pace_s) if s.signs]

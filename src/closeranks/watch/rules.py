@@ -150,11 +150,8 @@ UPDATE_S = 600.0
 """An exchange of weights that the log says has begun is believed for so long."""
 
 
-def held_back(view: View, was_ready: bool) -> tuple[Evidence, ...]:
-    """Why the whole engine is not to be judged now: frozen, traced, still starting, weights being exchanged.
-
-    `was_ready`: it was ready at some time in this life.
-    """
+def held_back(view: View) -> tuple[Evidence, ...]:
+    """Why the whole engine is not to be judged now: frozen, traced, still starting, weights being exchanged."""
     found = []
     state = [view.text("proc", "state", f"{view.engine.name}/{p.label}") for p in view.engine.deciders]
     if state and all(s == "T" for s in state):
@@ -163,7 +160,7 @@ def held_back(view: View, was_ready: bool) -> tuple[Evidence, ...]:
         found.append(Evidence("proc", None, "its cgroup is frozen: nothing is served until it is thawed"))
     if "t" in state and view.snapshot.disturbed.get(view.engine.name, float("-inf")) < view.snapshot.at - 5:
         found.append(Evidence("proc", None, "a debugger holds one of its processes"))
-    if not was_ready and readable(view):
+    if not ready(view) and readable(view):
         found.append(Evidence("log", None, "it is starting: it has not said that it is ready, and nothing was served"))
     if view.says("log", "updating") and view.flat_s("log", "updating") < UPDATE_S:
         found.append(Evidence("log", None, "its weights are being exchanged"))
