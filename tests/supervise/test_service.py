@@ -1,6 +1,8 @@
 """The service around engines and gateway: what cannot be started now is started later."""
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -37,7 +39,7 @@ def test_a_gateway_that_cannot_be_started_is_started_when_it_can(
         while not log.is_file() or "gateway is up" not in log.read_text():
             await asyncio.sleep(0.05)
             assert not serving.done()
-        service._stop.set()
+        os.kill(os.getpid(), signal.SIGTERM)
         return await serving
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == 0

@@ -118,7 +118,7 @@ def _explained_by_peer(view: View, limits: Limits) -> Evidence | None:
         if any(t.moved and view.snapshot.at - t.changed <= limits.stalled_s for t in tracks):
             return Evidence("counters", None, f"it waits for {peer.engine.name}, which is at work")
         if _compiles(peer, limits, LOOKED_AT_S)[1]:
-            return Evidence("counters", None, f"it waits for {peer.engine.name}, which compiles kernels")
+            return Evidence("stacks", None, f"it waits for {peer.engine.name}, which compiles kernels")
         busy = peer.busy()
         computes = any(runs(peer, p) for p in peer.engine.deciders)
         if busy and computes and all(view.snapshot.at - t.changed > 3 for t in busy):

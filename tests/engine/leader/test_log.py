@@ -11,7 +11,7 @@ import pytest
 from closeranks.cli import main as cli
 from closeranks.engine.leader import snapshot
 from closeranks.engine.leader.events import Config, Tick
-from closeranks.engine.leader.log import Damaged, Header, Writer, read, segments
+from closeranks.engine.leader.log import MAGIC, Damaged, Header, Writer, read, segments
 from closeranks.engine.leader.replay import Life, replay
 from tests.simulation.run import Run
 
@@ -100,7 +100,13 @@ def test_what_is_missing_from_a_log_is_said(tmp_path: Path, capsys: pytest.Captu
     assert later
     assert not replay(tmp_path).notes
     whole = first.read_bytes()
-    for damaged in (whole[: len(whole) // 2], whole[:3], b"", whole[: len(whole) // 2] + b"\0" * 4096):
+    for damaged in (
+        whole[: len(whole) // 2],
+        whole[:3],
+        whole[: len(MAGIC)],
+        b"",
+        whole[: len(whole) // 2] + b"\0" * 4096,
+    ):
         first.write_bytes(damaged)
         found = replay(tmp_path)
         assert found.difference is None

@@ -41,6 +41,12 @@ def engine_name(engine: EngineView) -> str:
     return engine.name or engine.family
 
 
+def side_of(scene: Scene, facts: Iterable[Fact]) -> str:
+    """The one engine of a pair that all these facts are of, "" if that is not told."""
+    sides = {scene.role_of(f) for f in facts}
+    return sides.pop() if len(sides) == 1 else ""
+
+
 def sure(scene: Scene, engine: EngineView | None = None) -> str:
     """Shown if something besides stacks says that the engine stands still (`Scene.stalls`), else likely.
 

@@ -152,8 +152,8 @@ def frontend_stopped(scene: Scene) -> Finding | None:
         return None
     return finding(
         "FRONTEND_OR_CPU_BOUND",
-        SHOWN,
-        f"The process that answers requests{f' of {side}' if side else ''} is stopped (state T): signalled, traced or frozen. Its engine lives, and nobody can ask it.",
+        SHOWN if ranks else LIKELY,
+        f"The process that answers requests{f' of {side}' if side else ''} is stopped (state T): signalled, traced or frozen. {'Its engine lives, and nobody can ask it.' if ranks else 'What its engine does is not in view.'}",
         [*heads, *scene.events("health_failed")[:1]],
         engine=side,
         ranks={"api": "stopped"},

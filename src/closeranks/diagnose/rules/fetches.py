@@ -3,12 +3,12 @@
 
 from closeranks.diagnose.facts import Event, Metric
 from closeranks.diagnose.rules import rule
-from closeranks.diagnose.rules._make import finding
+from closeranks.diagnose.rules._make import finding, side_of
 from closeranks.diagnose.scene import Scene
 from closeranks.diagnose.verdict import LIKELY, Finding
 
 INTERVAL = 10.0  # seconds that one of vLLM's lines about transfers covers
-LEASE_S = 600.0  # so long after the end of a lease its pages may still be asked for
+LEASE_S = 600.0  # more than any lease: pages that nobody fetched are released by then, and not asked for so long after
 PAST_S = 45.0  # a log that went on for so long after its last failure tells of the past
 
 
@@ -33,12 +33,6 @@ def _now(scene: Scene, kind: str) -> list[Event]:
     return [e for e in scene.events(kind) if not moved_after(scene, e)]
 
 
-def _side(scene: Scene, events: list[Event]) -> str:
-    """The one engine that these lines are of, "" if it is not told."""
-    sides = {scene.role_of(e) for e in events}
-    return sides.pop() if len(sides) == 1 else ""
-
-
 @rule(44, "KV_TRANSFER", "decode cannot greet the prefill engine that a request names")
 def peer_unreachable(scene: Scene) -> Finding | None:
     failed = _now(scene, "kv_handshake_failed")
@@ -54,7 +48,7 @@ def peer_unreachable(scene: Scene) -> Finding | None:
         f"{f', {lost} requests were ended with an error' if lost else ''}.",
         [*failed[:4], *scene.events("kv_load_failed")[:2]],
         stage=_stage(scene, failed[-1], 44),
-        engine=_side(scene, failed),
+        engine=side_of(scene, failed),
         ranks={w: "waited for the answer to a handshake" for w in who},
         mechanism="the address in a request's transfer parameters is not, or no longer, that of a prefill engine that answers; requests wait in line for the time-out, then fail by themselves",
         decoys=["the engine goes on: a request that names a living peer is served"],
@@ -78,7 +72,7 @@ def never_fetched(scene: Scene) -> Finding | None:
         + (f" ({len(partly)} of them had been fetched by a part of decode's ranks)." if partly else "."),
         late[:4],
         stage=_stage(scene, late[-1], 48),
-        engine=_side(scene, late),
+        engine=side_of(scene, late),
         mechanism="decode never asked for them, or could not: its leg was not sent, was cut off, or does not get on. The requests are lost; prefill is not",
         decoys=["prefill answered these requests with success"],
         next_checks=[
@@ -102,7 +96,7 @@ def fetched_too_late(scene: Scene) -> Finding | None:
         f"Decode told prefill {len(late)} times of fetched pages of which prefill no longer knew: they may have been given to others before they were read.",
         [*scene.events("kv_expired")[-2:], *late[:4]],
         stage=_stage(scene, late[-1], 47),
-        engine=_side(scene, late),
+        engine=side_of(scene, late),
         mechanism="prefill forgets a request when its lease ends, also while it is being read",
         likely=["that what was read was overwritten: prefill's line cannot tell"],
         next_checks=["the times of these requests on both sides, against the length of the lease"],

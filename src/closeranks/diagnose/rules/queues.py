@@ -4,7 +4,6 @@
 import re
 
 from closeranks.diagnose.clock import time_of_day
-from closeranks.diagnose.facts import Metric
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
     engine_name,
@@ -215,14 +214,9 @@ def _waits_for_room(own: Scene) -> bool:
     and counters that grow tell of a queue that was caught at one moment."""
     running, waiting = own.requests
     on_the_way = sum(
-        m.value for m in _last(own, r"num_requests_waiting_by_reason$") if m.labels.get("reason") == "deferred"
+        m.value for m in own.newest(r"num_requests_waiting_by_reason$") if m.labels.get("reason") == "deferred"
     )
     return running == 0 and waiting > on_the_way and not own.moving_counters and not own.paused
-
-
-def _last(scene: Scene, pattern: str) -> list[Metric]:
-    """The newest sample of each series of this name."""
-    return list({scene.series(m): m for m in scene.of(Metric) if re.search(pattern, m.name)}.values())
 
 
 @rule(

@@ -8,7 +8,7 @@ from closeranks.diagnose import health
 from closeranks.diagnose.facts import Event, Fact, Metric
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import engine_name, finding, labels, places
-from closeranks.diagnose.rules.fetches import network_trigger
+from closeranks.diagnose.rules.fetches import LEASE_S, network_trigger
 from closeranks.diagnose.scene import MANY, Scene
 from closeranks.diagnose.verdict import LIKELY, Finding
 
@@ -165,9 +165,6 @@ def held_by_nobody(scene: Scene) -> Finding | None:
         next_checks=["aborts and transfer failures before the first such line", "does it grow with every abort?"],
         workaround="restart the engine",
     )
-
-
-LEASE_S = 600.0  # by then pages that nobody fetched have been released
 
 
 def _may_be_fetched(scene: Scene, held: list[Event]) -> bool:

@@ -11,6 +11,7 @@ from closeranks.diagnose.rules._make import (
     gauges,
     labels,
     places,
+    side_of,
 )
 from closeranks.diagnose.scene import RankView, Scene
 from closeranks.diagnose.verdict import LIKELY, SHOWN, UNDETERMINED, Finding
@@ -56,9 +57,8 @@ def false_alarm(scene: Scene) -> Finding | None:
 def idle(scene: Scene) -> Finding | None:
     running, waiting = scene.requests
     ranks = [r for e in scene.engines for r in e.ranks.values()]
-    waits = [r for r in ranks if (r.at.op, r.at.site) == ("broadcast", "loop_head") or _waits_for_first_stage(r)]
-    empty_loops = [r for e in scene.engines if _turns_empty(scene.only(e)) for r in e.ranks.values()]
-    rest = [r for r in ranks if r.at.kind == "idle" or (r in empty_loops and r not in waits and r.at.kind != "unknown")]
+    waits = [r for r in ranks if _waits_at_the_head(r)]
+    rest = [r for e in scene.engines for r in e.ranks.values() if r.at.kind == "idle" or _between(scene.only(e), r)]
     rows = [
         e
         for e in scene.events("top_row")
@@ -107,9 +107,14 @@ def idle(scene: Scene) -> Finding | None:
     )
 
 
-def _turns_empty(own: Scene) -> bool:
-    """Whether the loop of this engine turns although its gauges count nothing: it polls, wherever a dump finds it."""
-    return bool(own.turning) and own.requests == (0.0, 0.0)
+def _between(own: Scene, r: RankView) -> bool:
+    """Whether this rank's loop turns although its engine's gauges count nothing: it polls, wherever a dump finds it."""
+    return r.at.kind != "unknown" and not _waits_at_the_head(r) and bool(own.turning) and own.requests == (0.0, 0.0)
+
+
+def _waits_at_the_head(r: RankView) -> bool:
+    """For requests, which its group's first rank or the stage before it hands on."""
+    return (r.at.op, r.at.site) == ("broadcast", "loop_head") or _waits_for_first_stage(r)
 
 
 def _who(scene: Scene, ranks: list[RankView]) -> str:
@@ -168,8 +173,7 @@ def blank_output(scene: Scene) -> Finding | None:
 def tokens_flow(scene: Scene) -> Finding | None:
     gen = scene.gen_after(None)
     if any("tokens" in m.name for m in scene.moving_counters):
-        sides = {scene.role_of(m) for m in scene.moving_counters}
-        side = sides.pop() if len(sides) == 1 else ""
+        side = side_of(scene, scene.moving_counters)
         return finding(
             "NOT_HUNG_SLOW_OR_CAPACITY",
             LIKELY,

@@ -151,8 +151,8 @@ class Progress(Index):
     @cached_property
     def requests(self) -> tuple[float, float]:
         """(running, waiting) by the last scrape, else `/v1/loads`, else the last batch line; -1 where nothing says."""
-        running = self._gauge(r"num_(?:running_reqs|requests_running)$")
-        waiting = self._gauge(r"num_(?:queue_reqs|requests_waiting)$")
+        running = self.gauge(r"num_(?:running_reqs|requests_running)$")
+        waiting = self.gauge(r"num_(?:queue_reqs|requests_waiting)$")
         loads = {(e.src.file, e.get("dp_rank")): e for e in self.events("load")}.values()
         if running is None:
             running = max((n for e in loads if (n := e.num("num_running_reqs")) is not None), default=None)
@@ -166,16 +166,13 @@ class Progress(Index):
                 waiting = last.num("queue") if last.kind != "vllm_stats" else last.num("waiting")
         return (running if running is not None else -1.0, waiting if waiting is not None else -1.0)
 
-    def _gauge(self, pattern: str) -> float | None:
-        last: dict[object, float] = {}
-        for m in self.of(Metric):
-            if re.search(pattern, m.name):
-                last[self.series(m)] = m.value
-        return max(last.values(), default=None)
+    def newest(self, pattern: str) -> list[Metric]:
+        """The last sample of each series of this name."""
+        return list({self.series(m): m for m in self.of(Metric) if re.search(pattern, m.name)}.values())
 
     def gauge(self, pattern: str) -> float | None:
         """The largest value of a gauge over its series, each by its last scrape."""
-        return self._gauge(pattern)
+        return max((m.value for m in self.newest(pattern)), default=None)
 
     @cached_property
     def frozen_ras(self) -> list[Ras]:

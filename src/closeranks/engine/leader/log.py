@@ -162,7 +162,7 @@ def read(path: Path, torn: Callable[[str], None] = lambda said: None) -> Iterato
     data = path.read_bytes()
     if data[: len(MAGIC)] != MAGIC:
         if MAGIC.startswith(data):
-            torn(f"{path.name}: ends before its first record, at byte {len(data)}")
+            torn(f"{path.name}: ends before its first record")
             return
         raise Damaged(f"{path}: not a step log of version {VERSION}")
     place = len(MAGIC)
@@ -181,7 +181,9 @@ def read(path: Path, torn: Callable[[str], None] = lambda said: None) -> Iterato
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise Damaged(f"{path}: the frame at byte {place}: {error}") from error
         place = end
-    if place < len(data):
+    if place == len(MAGIC):
+        torn(f"{path.name}: ends before its first record")
+    elif place < len(data):
         torn(f"{path.name}: torn or cut at byte {place}: {len(data) - place} bytes from there on are no record")
 
 
