@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +75,16 @@ def kill_prefill_while_decode_stands(served: Served) -> None:
     os.kill(served.pid_of("prefill", "rank0"), signal.SIGKILL)
     time.sleep(2.0)
     os.kill(decode, signal.SIGCONT)
+
+
+def kill_both_sides(served: Served) -> None:
+    victims = [served.pid_of("prefill", "leader"), served.pid_of("decode", "rank0")]
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+
+
+def clear_run_folder(served: Served) -> None:
+    shutil.rmtree(served.run_dir, ignore_errors=True)  # its users write at the same time
 
 
 def fill_disk(served: Served) -> None:
@@ -149,6 +160,8 @@ def rows() -> list[Row]:
     return [
         *made,
         Row("SIGKILL, gateway", ENDS, strike=kill_gateway),
+        Row("SIGKILL, prefill leader and decode rank", RESUMES, strike=kill_both_sides),
+        Row("run folder removed", RESUMES, strike=clear_run_folder),
         Row("transfer sticks", RESUMES, (f"transfer.start:stick,{transfer}",)),
         Row("transfer sticks for 3 s", RIDES, (f"transfer.start:stick,{transfer},seconds=3",)),
         Row("transfer fails", RESUMES, (f"transfer.start:fail,{transfer}",)),

@@ -5,11 +5,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from closeranks import faults
 from closeranks.cli.main import main
+from closeranks.protocol import PeerMessage
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,11 @@ from closeranks.cli.main import main
         ("rank.forward:raise,rank", "expected key=value"),
         ("transfer.start:stick,seconds=nan", "0 or more"),
         ("transfer.start:stick,seconds=-5", "0 or more"),
+        ("peer.send:drop,message=grant", "one of Hello, Grant"),
+        ("rank.forward:raise,engine=decod", "one of prefill, decode, both"),
+        ("rank.forward:raise,rank=one", "expected a number"),
+        ("rank.forward:raise,rank=1,rank=0", "given twice"),
+        ("rank.row:raise", "needs token="),
     ],
 )
 def test_bad_specs_say_what_there_is(spec: str, says: str) -> None:
@@ -83,20 +90,25 @@ def test_a_torn_record_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "[::1]", "localhost", "ipc:///run/x", "tcp://127.0.0.3:9000"])
 def test_faults_where_nobody_else_can_reach(address: str) -> None:
-    faults.admit(["rank.forward:raise"], [address], allowed=False)
+    faults.admit(["rank.forward:raise"], [address], False, {"both": 1}, True)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "tcp://10.0.0.5:9000", "example.org", "tcp://*:9000", ""])
 def test_faults_within_reach_of_others_need_a_second_word(address: str) -> None:
     with pytest.raises(faults.FaultSpecError, match="--allow-faults"):
-        faults.admit(["rank.forward:raise"], ["127.0.0.1", address], allowed=False)
-    faults.admit(["rank.forward:raise"], [address], allowed=True)
-    faults.admit([], [address], allowed=False)
+        faults.admit(["rank.forward:raise"], ["127.0.0.1", address], False, {"both": 1}, True)
+    faults.admit(["rank.forward:raise"], [address], True, {"both": 1}, True)
+    faults.admit([], [address], False, {"both": 1}, True)
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (["--fault", "rank.forward:raise,rank=9"], "ranks 0 to 0"),
+        (["--fault", "rank.forward:raise,engine=both"], "which has prefill, decode"),
+        (["--fault", "rank.forward:raise,engine=decode,role=prefill"], "no such engine"),
+        (["--fault", "rank.forward:raise", "--fault", "rank.forward:raise"], "times=2"),
+        (["--fault", "gateway.request:kill", "--disaggregation-mode", "prefill"], "no gateway"),
         (["--fault", "rank.nowhere:raise"], "points: rank.forward"),
         (["--fault", "rank.forward:raise", "--host", "0.0.0.0"], "--allow-faults"),
         (
@@ -137,3 +149,8 @@ def test_an_endless_loop_may_be_bounded() -> None:
     began = time.monotonic()
     assert faults.Injector(["rank.forward:loop,seconds=0.2"]).act("rank.forward") is not None
     assert time.monotonic() - began >= 0.2
+
+
+def test_the_messages_that_can_be_lost_are_those_that_leaders_send() -> None:
+    assert faults._WORDS["message"] == tuple(kind.__name__ for kind in get_args(PeerMessage))
+    assert all(faults.parse(f"peer.send:drop,message={name}").match for name in faults._WORDS["message"])

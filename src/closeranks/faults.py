@@ -8,8 +8,8 @@ A spec is `POINT:ACTION[,key=value …]`, given to `closeranks serve --fault`; s
 
 `after=N` acts from the N-th time on that a process reaches the point with the rest matching (default 1), `times=M` at
 M arrivals (default 1; 0: always). Any other key must match what the point says of itself (engine, rank, message, …);
-a key that the point never says is an error. Nothing here runs unless a spec is given: each part holds `None` in place
-of an `Injector`.
+a key that the point never says, and a value that it cannot have in this service, are errors. Nothing here runs unless
+a spec is given: each part holds `None` in place of an `Injector`.
 
 What acted is written to a *record*, one JSON line each, before it acts. Whoever takes a process's place reads it: a
 fault is spent once, not once in each epoch, and an incident can say that it was a drill.
@@ -22,7 +22,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -67,6 +67,14 @@ KEYS: dict[str, tuple[str, ...]] = {
     "gateway.request": ("rid",),
 }
 """What a spec may ask of each point."""
+NEEDED: dict[str, tuple[str, ...]] = {"rank.row": ("token",)}
+"""What a spec must ask of a point."""
+_NUMBERS = frozenset({"epoch", "rank", "n", "token", "transfer"})
+_WORDS: dict[str, tuple[str, ...]] = {
+    "engine": ("prefill", "decode", "both"),
+    "role": ("prefill", "decode", "both"),
+    "message": ("Hello", "Grant", "Arrived", "End", "Quiet", "Beat"),
+}
 RECORD = "drill.jsonl"
 """Name of the record in the run folder."""
 _COUNTS = ("after", "times")
@@ -111,11 +119,15 @@ def parse(spec: str) -> Fault:
     if action not in POINTS[point]:
         raise FaultSpecError(f"{spec!r}: {point} has no action {action!r}; actions: {', '.join(POINTS[point])}")
     fault = Fault(spec, point, action, {})
+    given = set()
     for pair in pairs:
         key, equals, value = pair.partition("=")
         try:
             if not equals:
                 raise ValueError("expected key=value")
+            if key in given:
+                raise ValueError("given twice")
+            given.add(key)
             if key in _COUNTS:
                 number = int(value)
                 if number < (key == "after"):
@@ -126,12 +138,26 @@ def parse(spec: str) -> Fault:
                 if not 0 <= fault.seconds < math.inf:
                     raise ValueError("expected seconds, 0 or more")
             elif key in KEYS[point]:
-                fault.match[key] = value
+                fault.match[key] = _checked(key, value)
             else:
                 raise ValueError(f"{point} knows {', '.join((*KEYS[point], *_COUNTS, 'seconds'))}")
         except ValueError as error:
             raise FaultSpecError(f"{spec!r}: {pair!r}: {error}") from error
+    missing = [key for key in NEEDED.get(point, ()) if key not in given]
+    if missing:
+        raise FaultSpecError(f"{spec!r}: {point} needs {', '.join(f'{key}=' for key in missing)}")
     return fault
+
+
+def _checked(key: str, value: str) -> str:
+    """A value as the point says it. Raises ValueError for one that no point ever says."""
+    if key in _NUMBERS:
+        if not value.isascii() or not value.isdecimal():
+            raise ValueError("expected a number, 0 or more")
+        return str(int(value))
+    if value not in _WORDS.get(key, (value,)):
+        raise ValueError(f"expected one of {', '.join(_WORDS[key])}")
+    return value
 
 
 class Injector:
@@ -209,14 +235,30 @@ def read_record(path: Path) -> list[dict[str, object]]:
     return found
 
 
-def admit(specs: Sequence[str], addresses: Iterable[str], allowed: bool) -> None:
+def admit(
+    specs: Sequence[str], addresses: Iterable[str], allowed: bool, ranks: Mapping[str, int], gateway: bool
+) -> None:
     """Check specs before anything starts.
 
     `addresses` are hosts and endpoints that the service binds; faults behind one that other hosts can reach need
-    `allowed`, a second word of the operator. Raises FaultSpecError.
+    `allowed`, a second word of the operator. `ranks`: how many each engine of this service has, by its role; `gateway`:
+    whether it has one. Raises FaultSpecError, also for a spec that could never act here.
     """
-    for spec in specs:
-        parse(spec)
+    for number, spec in enumerate(specs):
+        if spec in specs[:number]:
+            raise FaultSpecError(f"{spec!r} is given twice: say times=2")
+        fault = parse(spec)
+        if fault.point.startswith("gateway."):
+            if not gateway:
+                raise FaultSpecError(f"{spec!r}: this service has no gateway")
+            continue
+        roles = [fault.match[key] for key in ("engine", "role") if key in fault.match]
+        engines = [name for name in ranks if all(role == name for role in roles)]
+        if not engines:
+            raise FaultSpecError(f"{spec!r}: no such engine in this service, which has {', '.join(ranks) or 'none'}")
+        most = max(ranks[name] for name in engines)
+        if int(fault.match.get("rank", 0)) >= most:
+            raise FaultSpecError(f"{spec!r}: {' and '.join(engines)} have ranks 0 to {most - 1}")
     if not specs or allowed:
         return
     for address in addresses:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -22,7 +23,7 @@ settings = json.load(open(sys.argv[1]))
 folder = pathlib.Path(sys.argv[1]).parent
 (folder / (settings["name"] + ".pid")).write_text(str(os.getpid()))
 while True:
-    if settings["beats"]:
+    if settings["beats"] and folder.exists():
         (folder / "heartbeat").touch()
     if settings["exit"] is not None:
         (folder / "fault.json").write_text('{"name": "planned", "detail": "by the test"}')
@@ -129,6 +130,28 @@ def test_a_stopped_leader_is_noticed(tmp_path: Path, program: str) -> None:
             await until(seen, State.RECOVERING)
             await until(seen, State.RUNNING)
             assert engine.epoch.number == 2
+
+        await drive(engine, seen, steps)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["epoch", "run"])
+def test_a_removed_folder_ends_the_epoch_and_the_next_has_one(tmp_path: Path, program: str, what: str) -> None:
+    """Without its folder a leader cannot beat: nobody would notice if it hung."""
+
+    async def main() -> None:
+        engine, seen = make(tmp_path, planned(program, lambda epoch, name: None))
+
+        async def steps() -> None:
+            await until(seen, State.RUNNING)
+            shutil.rmtree(tmp_path / "run" / "1" if what == "epoch" else tmp_path / "run")
+            await until(seen, State.RECOVERING)
+            await until(seen, State.RUNNING)
+            assert engine.epoch.number == 2
+            assert engine.last_incident is not None
+            manifest = json.loads((engine.last_incident / "manifest.json").read_text())
+            assert "has been removed" in manifest["reason"]
 
         await drive(engine, seen, steps)
 

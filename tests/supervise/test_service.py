@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import shutil
 import signal
+import stat
 import sys
 from pathlib import Path
 
@@ -12,9 +14,9 @@ from closeranks.supervise.engine import Program
 from closeranks.supervise.service import Service
 
 PROGRAM = """
-import signal, sys
+import os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-print("gateway is up", flush=True)
+print("pid", os.getpid(), "gateway is up", flush=True)
 signal.pause()
 """
 
@@ -39,6 +41,31 @@ def test_a_gateway_that_cannot_be_started_is_started_when_it_can(
         while not log.is_file() or "gateway is up" not in log.read_text():
             await asyncio.sleep(0.05)
             assert not serving.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await serving
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == 0
+
+
+def test_a_gateway_starts_again_after_its_folder_was_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cleaners of temporary folders remove what is old: settings are read at every start, and may be gone by then."""
+    (tmp_path / "reads.py").write_text("import json, sys\nprint(json.load(open(sys.argv[1])), flush=True)\n" + PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run, log = tmp_path / "run", tmp_path / "run" / "gateway.log"
+
+    async def main() -> int:
+        service = Service([], Program("gateway", "reads", {"port": 1}), sys.executable, run, 5.0)
+        serving = asyncio.create_task(service.run())
+        for life in range(3):
+            while not log.is_file() or "gateway is up" not in log.read_text():
+                await asyncio.sleep(0.05)
+                assert not serving.done()
+            assert "{'port': 1}" in log.read_text()
+            assert stat.S_IMODE(run.stat().st_mode) == 0o700
+            if life < 2:
+                pid = int(log.read_text().split("pid ")[1].split()[0])
+                shutil.rmtree(run)
+                os.kill(pid, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGTERM)
         return await serving
 

@@ -1,7 +1,6 @@
 """`closeranks gateway`: the HTTP side alone, joined to engines that run elsewhere."""
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ from closeranks.cli import _settings
 from closeranks.cli.serve import ALLOW_FAULTS_HELP, convert, default_run_dir, locked
 from closeranks.engine.rank.settings import Settings as RankSettings
 from closeranks.gateway.settings import Settings as GatewaySettings
+from closeranks.supervise.engine import Program
+from closeranks.supervise.service import write_settings
 
 HELP = "answer OpenAI clients for engines that run elsewhere (--prefill … --decode …, or --both …)"
 
@@ -32,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         values = _settings.gather(args, _known())
         endpoints = [e for name in ("prefill", "decode", "both") for e in values.get(name, [])]
-        faults.admit(values.get("fault", []), [values.get("host", "127.0.0.1"), *endpoints], args.allow_faults)
+        addresses = [values.get("host", "127.0.0.1"), *endpoints]
+        faults.admit(values.get("fault", []), addresses, args.allow_faults, ranks={}, gateway=True)
         folder = (args.run_dir or default_run_dir(values.get("port", 8000), "gateway")).absolute()
         with locked(folder):
             path = _write(values, folder)
@@ -47,11 +49,8 @@ def _write(values: dict[str, Any], folder: Path) -> Path:
     if not values.get("model_dir"):
         values["model_dir"] = convert(values, 1)
     settings = _settings.only(GatewaySettings, values | {"run_dir": str(folder)})
-    path = folder / "gateway.settings.json"
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(settings, indent=1) + "\n")
     try:
         GatewaySettings(**settings)
     except (TypeError, ValueError) as error:
         raise _settings.SettingsError(str(error)) from error
-    return path
+    return write_settings(folder, Program("gateway", "closeranks.gateway", settings))

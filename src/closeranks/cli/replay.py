@@ -15,8 +15,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "log", type=Path, metavar="LOG", help="folder of a step log (RUN/ENGINE/EPOCH/log) or a segment"
     )
-    parser.add_argument("--request", metavar="ID", help="show the life of a request: its id, or its room in hex")
+    parser.add_argument(
+        "--request", metavar="ID", type=_id, help="show the life of a request: its id, or its room in hex"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object (schema 1)")
+
+
+def _id(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("give the id of a request, or its room in hex")
+    return text
 
 
 def run(args: argparse.Namespace) -> int:

@@ -86,8 +86,6 @@ def _known() -> list[_settings.Option]:
 def run(args: argparse.Namespace) -> int:
     try:
         values = _settings.gather(args, _known())
-        addresses = [values.get("host", "127.0.0.1"), *([args.control] if args.control else [])]
-        faults.admit(values.get("fault", []), addresses, args.allow_faults)
         return _serve(args, values)
     except (_settings.SettingsError, faults.FaultSpecError) as error:
         print(f"closeranks serve: {error}", file=sys.stderr)
@@ -97,6 +95,9 @@ def run(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
     roles = ROLES[args.disaggregation_mode]
     alone = args.disaggregation_mode in ("prefill", "decode")
+    tp = {role: _tp_size(args, role) for role in roles}
+    addresses = [values.get("host", "127.0.0.1"), *([args.control] if args.control else [])]
+    faults.admit(values.get("fault", []), addresses, args.allow_faults, tp, gateway=not alone)
     if args.control and not alone:
         raise _settings.SettingsError("--control goes with --disaggregation-mode prefill or decode")
     if args.control and args.control.startswith("tcp://") and not values.get("curve_key_file"):
@@ -110,7 +111,6 @@ def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
             raise _settings.SettingsError(
                 f"the path of {folder} is too long for sockets in it: give a shorter --run-dir"
             )
-    tp = {role: _tp_size(args, role) for role in roles}
     if not 0 <= args.drain_s < math.inf:
         raise _settings.SettingsError(f"--drain-s {args.drain_s}: give seconds, 0 or more")
     if values.get("curve_key_file"):
@@ -294,15 +294,11 @@ def check_port(host: str, port: int) -> None:
 
 
 def gateway_program(folder: Path, endpoints: dict[str, str], values: dict[str, Any], drain_s: float) -> Program:
-    """The gateway's process; writes its settings file. It drains a little shorter than its supervisor waits."""
+    """The gateway's process. It drains a little shorter than its supervisor waits."""
     places: dict[str, Any] = {role: [endpoint] for role, endpoint in endpoints.items()}
     places["served_model_name"] = values.get("served_model_name") or model_name(values.get("model_path", ""))
     places["drain_s"] = max(1.0, drain_s - 5.0)
     settings = _settings.only(GatewaySettings, values | {"run_dir": str(folder)} | places)
-    path = folder / "gateway.settings.json"
-    with _usable(folder):
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(settings, indent=1) + "\n")
     return Program("gateway", "closeranks.gateway", settings)
 
 

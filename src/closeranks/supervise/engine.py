@@ -182,6 +182,7 @@ class Engine:
     async def _watch(self, folder: Path, programs: list[Program]) -> str | None:
         """Until something ends or stands still: what it was. None: `stop` was called."""
         heartbeat = Heartbeat(folder / "heartbeat")
+        ready = False
         stopped: dict[str, float] = {}
         waits = {asyncio.create_task(c.wait(), name=c.name) for c in self.children}
         stop = asyncio.create_task(self._stop.wait())
@@ -202,10 +203,14 @@ class Engine:
                         return f"{c.name} has been stopped by a signal for {STOPPED_S} s"
                 silence = heartbeat.silence()
                 if silence is None:
+                    if not folder.exists():
+                        return f"{folder} has been removed: what runs without it cannot be supervised"
                     continue
                 self._set(State.RUNNING)
-                if (folder / "ready").exists():
+                if not ready and (folder / "ready").exists():
+                    ready = True
                     self._say_back(folder / "ready")
+                if ready:
                     for program in programs:
                         if program.spare and await self._spares.prepare(program.name, program.module, program.env):
                             break  # one at a time: they take their time from those that serve
@@ -292,7 +297,8 @@ class Engine:
             return 0
 
     def _remember_epoch(self, number: int) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it has the control sockets
+        self._folder.mkdir(exist_ok=True)
         new = self._folder / "epoch.new"
         new.write_text(f"{number}\n")
         new.rename(self._folder / "epoch")  # whole or not at all: a number is never used twice
@@ -316,7 +322,7 @@ class Heartbeat:
         self._since = 0.0
 
     def silence(self) -> float | None:
-        """Seconds since the last beat was noticed; None before the first."""
+        """Seconds since the last beat was noticed; None before the first, and while the file is not there."""
         try:
             beat = self._path.stat().st_mtime_ns
         except FileNotFoundError:

@@ -1,10 +1,12 @@
 """An incident folder of an engine's own processes, written before they are ended (evidence before action)."""
 
 import asyncio
+import contextlib
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from closeranks.evidence import capture
@@ -12,13 +14,6 @@ from closeranks.supervise.child import Child
 
 KEPT = 20
 """Incident folders kept per engine; the oldest go first."""
-
-
-def _new_folder(parent: Path) -> Path:
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = parent / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{time.time_ns() % 10**6:06d}"
-    folder.mkdir()
-    return folder
 
 
 async def write(
@@ -31,28 +26,54 @@ async def write(
 ) -> Path:
     """Stacks and /proc of all children that still exist, their log tails, tails of `extra` files, and `whole` ones.
 
-    Bounded: each py-spy has its own time-out and all run at once (a few seconds at worst), each tail its size.
-    Returns the folder. Raises OSError when the disk takes nothing at all; the caller goes on with recovery.
+    Bounded: each py-spy has its own time-out and all run at once (a few seconds at worst), each tail its size; the
+    oldest folders go first, so their number is bounded also where writing fails. What a full disk does not take is
+    named in the manifest (`missing`). Returns the folder. Raises OSError when not even the manifest can be written: no
+    folder is left then, and the caller goes on with recovery.
     """
-    folder = _new_folder(parent)
+    parent.mkdir(parents=True, exist_ok=True)
+    capture.keep_newest(parent, KEPT - 1)
+    folder = parent / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{time.time_ns() % 10**6:06d}"
+    folder.mkdir()
     alive = [child for child in children if child.exit_code is None]
     for child in alive:
         capture.ask_for_stacks(child.pid)  # into its own file, one of `extra`: for where py-spy may not read
     stacks = await asyncio.gather(*(capture.stacks(child.pid) for child in alive))
+    found: dict[str, Callable[[], bytes]] = {}
     for child, text in zip(alive, stacks, strict=True):
-        (folder / f"{child.name}.stacks.txt").write_text(text)
-        (folder / f"{child.name}.proc.txt").write_text(capture.proc(child.pid))
+        found[f"{child.name}.stacks.txt"] = partial(text.encode, errors="replace")
+        found[f"{child.name}.proc.txt"] = partial(_proc, child.pid)
     for child in children:
-        (folder / f"{child.name}.log").write_bytes(capture.tail(child.log))
-    for path in extra:
-        (folder / path.name).write_bytes(capture.tail(path))
-    for path in whole:
-        await asyncio.to_thread(shutil.copyfile, path, folder / path.name)
+        found[f"{child.name}.log"] = partial(capture.tail, child.log)
+    found |= {path.name: partial(capture.tail, path) for path in extra}
+    found |= {path.name: path.read_bytes for path in whole}
+    missing = await asyncio.to_thread(_keep, folder, found)
     exits = {child.name: child.exit_code for child in children}
     pids = {child.name: child.pid for child in children}
-    capture.write_manifest(folder, {"reason": reason, "pids": pids, "exit_codes": exits, **facts})
-    capture.keep_newest(parent, KEPT)
+    said = {"reason": reason, "pids": pids, "exit_codes": exits, **facts, **({"missing": missing} if missing else {})}
+    try:
+        capture.write_manifest(folder, said)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder
+
+
+def _proc(pid: int) -> bytes:
+    return capture.proc(pid).encode(errors="replace")
+
+
+def _keep(folder: Path, found: Mapping[str, Callable[[], bytes]]) -> dict[str, str]:
+    """Write each file; the names of those that the disk did not take, with the reason."""
+    missing = {}
+    for name, read in found.items():
+        try:
+            (folder / name).write_bytes(read())
+        except OSError as error:
+            missing[name] = str(error)
+            with contextlib.suppress(OSError):  # said already; a part that stays is in the manifest with its size
+                (folder / name).unlink(missing_ok=True)
+    return missing
 
 
 def fault_of(path: Path) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,15 @@ DRAIN_S = 30.0
 """How long a SIGTERM lets open requests of the gateway go on."""
 
 log = structlog.get_logger()
+
+
+def write_settings(folder: Path, gateway: Program) -> Path:
+    """The gateway's settings file, for its user only (it may hold API keys), in a folder that is its user's own."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / "gateway.settings.json"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(gateway.settings, indent=1) + "\n")
+    return path
 
 
 class Service:
@@ -73,12 +83,12 @@ class Service:
 
     async def _run_gateway(self) -> None:
         assert self._gateway is not None
-        path = self._folder / "gateway.settings.json"
-        argv = [self._python, "-m", self._gateway.module, str(path)]
         earlier = self._folder / "gateway.log"
         self._shown[earlier] = earlier.stat().st_size if earlier.exists() else 0  # an earlier service's lines
         while not self._stop.is_set():
             try:
+                path = write_settings(self._folder, self._gateway)  # each time: somebody may have cleared the folder
+                argv = [self._python, "-m", self._gateway.module, str(path)]
                 self._gateway_child = await child.start(
                     "gateway", argv, self._folder / "gateway.log", self._gateway.env
                 )

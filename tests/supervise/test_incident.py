@@ -1,0 +1,47 @@
+"""Incident folders: bounded in number and whole, also where the disk takes nothing or not everything."""
+
+import asyncio
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from closeranks.evidence import capture
+from closeranks.supervise import child, incident
+
+
+async def one(parent: Path, log: Path, extra: list[Path]) -> Path:
+    started = await child.start("rank0", [sys.executable, "-c", "print('up')"], log)
+    await started.wait()
+    return await incident.write(parent, "by the test", [started], {"engine": "decode"}, extra)
+
+
+def test_what_a_disk_does_not_take_is_named_and_the_rest_is_kept(tmp_path: Path) -> None:
+    never = tmp_path / ("x" * 300)  # no file system takes the name
+    folder = asyncio.run(one(tmp_path / "incidents", tmp_path / "rank0.log", [never]))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["missing"].keys() == {never.name}
+    assert os.strerror(errno.ENAMETOOLONG) in manifest["missing"][never.name]
+    assert manifest["files"].keys() == {"rank0.log"}
+    assert (folder / "rank0.log").read_text() == "up\n"
+
+
+def test_their_number_is_bounded_where_no_folder_can_be_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = tmp_path / "incidents"
+    for number in range(60):
+        (parent / f"20260101T000000-{number:06d}").mkdir(parents=True)
+
+    def full(folder: Path, facts: dict[str, object]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(capture, "write_manifest", full)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            asyncio.run(one(parent, tmp_path / "rank0.log", []))
+    left = sorted(folder.name for folder in parent.iterdir())
+    assert left == [f"20260101T000000-{number:06d}" for number in range(60 - incident.KEPT + 1, 60)]
