@@ -400,3 +400,31 @@ def test_two_units_with_equal_flags_are_two_engines(tmp_path: Path) -> None:
     for name in ("a.service", "b.service"):
         (tmp_path / name).write_text(UNIT)
     assert len(collect([str(tmp_path)]).engines) == 2
+
+
+def test_a_folder_is_read_with_its_subfolders(tmp_path: Path) -> None:
+    for role in ("prefill", "decode"):
+        (tmp_path / "site" / role).mkdir(parents=True)
+        words = f"python -m sglang.launch_server --model-path m --disaggregation-mode {role} --tp-size 2"
+        (tmp_path / "site" / role / "start.sh").write_text(f"#!/bin/sh\n{words}\n")
+    (tmp_path / "site" / "loop").symlink_to(tmp_path)
+    (tmp_path / "site" / ".git").mkdir()
+    (tmp_path / "site" / ".git" / "old.sh").write_text("python -m sglang.launch_server --model-path old\n")
+    write_model(tmp_path / "site" / "m")
+    found = collect([str(tmp_path)])
+    assert [(e.label, e.role) for e in found.engines] == [
+        ("site/decode/start.sh", "decode"),
+        ("site/prefill/start.sh", "prefill"),
+    ]
+    assert [model.path for model in found.models] == [str(tmp_path / "site" / "m")]
+
+
+def test_a_folder_that_is_no_deployment_is_refused(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*("d" * 9))
+    deep.mkdir(parents=True)
+    with pytest.raises(SourceError, match="8 folders deep: give the folder of the deployment's own files"):
+        collect([str(tmp_path)])
+    for number in range(2001):
+        (deep / f"{number}.txt").touch()
+    with pytest.raises(SourceError, match="more than 2000 files"):
+        collect([str(deep)])

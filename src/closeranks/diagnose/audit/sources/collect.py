@@ -14,6 +14,9 @@ from closeranks.evidence.redact import redact
 MAX_BYTES = 16 << 20
 HTTP_SECONDS = 5.0
 MAX_ANSWER = 8 << 20
+MAX_DEPTH = 8
+MAX_FILES = 2000
+_NARROWER = "give the folder of the deployment's own files"
 KINDS = ("sglang", "vllm", "closeranks")
 ENDPOINTS = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/version")
 
@@ -29,6 +32,8 @@ class _Found:
     installs: list[Install] = field(default_factory=list)
     unowned: list[str] = field(default_factory=list)
     libraries: list[Library] = field(default_factory=list)
+    files: int = 0
+    """Read from folders."""
 
 
 def collect(
@@ -57,7 +62,8 @@ def collect(
     )
 
 
-def _from_path(path: Path, found: _Found, wheel: Path | None) -> None:
+def _from_path(path: Path, found: _Found, wheel: Path | None, within: tuple[str, ...] = ()) -> None:
+    """`within`: names of the folders that lead here from the given one; they tell files of one name apart."""
     if not path.exists():
         raise SourceError(f"{path}: no such file or folder")
     site = installed.site_packages_of(path) if path.is_dir() else None
@@ -73,12 +79,25 @@ def _from_path(path: Path, found: _Found, wheel: Path | None) -> None:
     elif modelfolder.is_model_folder(path):
         found.models.append(_model(path))
     elif path.is_dir():
-        for file in sorted(p for p in path.iterdir() if p.is_file()):
-            _from_file(file, found)
+        _from_folder(path, found, wheel, within)
     elif path.name in modelfolder.FILES:
         found.models.append(_model(path.parent))
     else:
         _from_file(path, found)
+
+
+def _from_folder(folder: Path, found: _Found, wheel: Path | None, within: tuple[str, ...]) -> None:
+    """All files of a deployment, and those of its subfolders; hidden folders and links to folders are left out."""
+    if len(within) >= MAX_DEPTH:
+        raise SourceError(f"{folder}: more than {MAX_DEPTH} folders deep: {_NARROWER}")
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            found.files += 1
+            if found.files > MAX_FILES:
+                raise SourceError(f"{folder}: more than {MAX_FILES} files: {_NARROWER}")
+            _from_file(path, found, within)
+        elif path.is_dir() and not path.is_symlink() and not path.name.startswith((".", "__")):
+            _from_path(path, found, wheel, (*within, path.name))
 
 
 def _model(path: Path) -> ModelFolder:
@@ -88,7 +107,8 @@ def _model(path: Path) -> ModelFolder:
         raise SourceError(f"{path}: {error}") from error
 
 
-def _from_file(path: Path, found: _Found) -> None:
+def _from_file(path: Path, found: _Found, within: tuple[str, ...] = ()) -> None:
+    label = "/".join((*within, path.name))
     with path.open("rb") as file:
         data = file.read(MAX_BYTES)  # of a long log its beginning: that is where an engine prints its arguments
     if b"\0" in data[:4096]:
@@ -99,16 +119,16 @@ def _from_file(path: Path, found: _Found) -> None:
             information = json.loads(text)
         except (ValueError, RecursionError):
             information = {}
-        engine = flags.from_json(information, path.name) if isinstance(information, dict) else None
+        engine = flags.from_json(information, label) if isinstance(information, dict) else None
         if engine is not None:
             found.engines.append(engine)
             return
     if "[Service]" in text and "ExecStart" in text:
-        found.engines += units.from_unit(text, path.name)
+        found.engines += units.from_unit(text, label)
     elif path.suffix in (".yaml", ".yml"):
-        found.engines += units.from_yaml(text, path.name)
+        found.engines += units.from_yaml(text, label)
     else:
-        found.engines += units.from_text(text, path.name)
+        found.engines += units.from_text(text, label)
 
 
 def _from_url(url: str) -> Engine:
