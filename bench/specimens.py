@@ -14,8 +14,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from closeranks.lab.specimens import SPECIMENS, start
-from closeranks.lab.specimens.run import SpecimenError
+from closeranks.lab.specimens import SPECIMENS, SpecimenError, start
 
 
 def diagnose(folder: Path) -> tuple[str, str]:
