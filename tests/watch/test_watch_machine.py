@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from closeranks.watch.limits import DEFAULT
 from closeranks.watch.machine import Memory, step
 from closeranks.watch.snapshot import Blind, EngineSeen, Proc, Snapshot
-from tests.watch.looks import NAME, Film, engine, run, signals
+from tests.watch.looks import NAME, Film, engine, rounds, run, signals
 
 SAME = {"same": True}
 MOVES = st.sampled_from(["moves", "stands", "blind"])
@@ -222,6 +222,60 @@ def test_a_starting_engine_is_excluded_until_it_serves() -> None:
     how = {"proc": "stands", "counters": "stands", "log": {"ready": False}, "stacks": SAME}
     assert set(film.looks(60, **how)) == {"excluded"}
     assert "starting" in film.state.why[0].text
+
+
+def test_an_engine_that_was_ready_does_not_start_again_when_signals_fall_silent() -> None:
+    film = Film()
+    film.looks(4)
+    late: dict[str, Any] = {"log": {"ready": False}, "counters": "blind"}
+    assert "excluded" not in film.looks(20, **late)
+    assert film.looks(20, **late, proc="stands", stacks=SAME)[-1] in ("confirmed", "suspect")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_engine_whose_processes_were_replaced_starts_anew(whole: bool) -> None:
+    """Also one whose launcher stays, and whatever is still read of the life before."""
+    film = Film()
+    film.looks(4)
+    if whole:
+        film.engine = engine(base=500)
+    else:
+        procs = tuple(msgspec.structs.replace(p, pid=p.pid + 500) if p.label == "TP2" else p for p in film.engine.procs)
+        film.engine = msgspec.structs.replace(film.engine, procs=procs)
+    film.look()  # the page of the life before
+    starts: dict[str, Any] = {"log": {"ready": False}, "counters": "blind", "proc": "stands"}
+    film.looks(12, **starts)
+    assert set(film.looks(60, **starts, stacks=SAME)) == {"excluded"}
+    assert "starting" in film.state.why[0].text
+    film.looks(30)
+    late: dict[str, Any] = {"log": {"ready": False}, "counters": "blind"}
+    assert "excluded" not in film.looks(20, **late), "it has been ready since"
+
+
+def test_our_own_engine_starts_anew_while_its_gateway_shows_the_last_word_of_the_life_before() -> None:
+    """Between two epochs only a rank of the old one may be seen, beside the gateway that stays."""
+    old, new = served("gateway"), served("gateway", base=500)
+    between = msgspec.structs.replace(old, procs=tuple(p for p in old.procs if p.label in ("TP1", "gateway")))
+    memory, at = Memory(), 1000.0
+
+    def look(seen: EngineSeen, up: float, steps: float, moves: bool) -> str:
+        nonlocal memory, at
+        at += 1
+        ran = at if moves else 7.0
+        proc: Any = {f"{NAME}/{p.label}": {"at": at, "start": float(p.start_time), "state": "S", "switches": ran,
+                                           "ticks": ran} for p in seen.procs}  # fmt: skip
+        read = {"at": at, "steps": steps, "tokens": 7.0, "running": 0.0, "unhealthy": "", "up": up}
+        stacks: Any = {NAME: rounds(at)}
+        memory = step(memory, Snapshot(at, 0.0, (seen,), {"proc": proc, "steps": {NAME: read}, "stacks": stacks}))
+        return memory.states[NAME].phase
+
+    assert [look(old, 1.0, 50.0 + n, True) for n in range(40)][-1] == "healthy"
+    for _ in range(2):
+        look(between, 0.0, 90.0, False)
+    assert {look(new, 0.0, 90.0, False) for _ in range(60)} == {"excluded"}
+    assert "starting" in memory.states[NAME].why[0].text
+    assert [look(new, 1.0, float(n), True) for n in range(1, 40)][-1] == "healthy"
+    assert "excluded" not in {look(new, 0.0, 39.0, False) for _ in range(20)}, "it stands, whatever its gateway says"
 
 
 def test_a_paused_engine_is_excluded_and_can_still_wedge() -> None:

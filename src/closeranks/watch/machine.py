@@ -26,6 +26,20 @@ LIVELY_S = 5.0
 """A sign of life holds for so long: between two readings of a signal there is none."""
 GONE_KEPT_S = 600.0
 """An engine that ended as wanted is remembered for so long."""
+SETTLED_S = 20.0
+"""Readings may be as old as `view.FRESH_S` and take 8 s: sooner after a process took another's place, a sign that the
+engine is ready may be of the process before it."""
+
+
+class Cast(msgspec.Struct, frozen=True):
+    """The processes whose readiness is the engine's: its launcher or leader, and those that run its loop."""
+
+    who: Mapping[str, tuple[int, int]] = {}
+    """Label → pid and start time."""
+    since: float = float("-inf")
+    """When the last of them took another's place; at no time, as far as we know, in an engine's first life here."""
+    served: bool = False
+    """It was ready with these very processes. Signals that fall silent later do not make it start again."""
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -48,6 +62,7 @@ class Past(msgspec.Struct, frozen=True):
     """Since when it shows signs of life without a break."""
     ended: float | None = None
     """When its log first said that it ends."""
+    cast: Cast = Cast()
     heard: bool = False
     """Its log could be read at the last look: a wanted end would be known."""
     pace_s: float | None = None
@@ -71,10 +86,14 @@ def step(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> Memory
     states: dict[str, State] = {}
     for engine in snapshot.engines:
         old = memory.past.get(engine.name)
-        view = View(engine, snapshot, tracks, memory.states)
         reborn = old is not None and _replaced(old.engine, engine)
+        cast = _cast(old, engine, reborn, snapshot.at)
+        view = View(engine, snapshot, tracks, memory.states, cast.served, cast.since > float("-inf"))
         before = None if reborn else memory.states.get(engine.name)
         own = _past(view, None if reborn else old, limits)
+        if not cast.served and snapshot.at - cast.since >= SETTLED_S and rules.ready(view):
+            cast = msgspec.structs.replace(cast, served=True)
+        own = msgspec.structs.replace(own, cast=cast)
         phase, why, own = _judge(view, own, before, limits)
         past[engine.name] = own
         made = _state(engine.name, phase, why, before, snapshot.at, view.blind())
@@ -108,7 +127,17 @@ def _replaced(old: EngineSeen, new: EngineSeen) -> bool:
     was, head = old.head, new.head
     if was is not None and head is not None:
         return (was.pid, was.start_time) != (head.pid, head.start_time)
-    return not old.life & new.life
+    return not {(p.pid, p.start_time) for p in old.procs if p not in old.shared} & new.life
+
+
+def _cast(old: Past | None, engine: EngineSeen, reborn: bool, at: float) -> Cast:
+    """Who plays now, and whether that is who played when it was ready: a process in another's place starts anew."""
+    now = {p.label: (p.pid, p.start_time) for p in (*engine.deciders, *([engine.head] if engine.head else []))}
+    if old is None:
+        return Cast(now)
+    if reborn or any(now.get(label, who) != who for label, who in old.cast.who.items()):
+        return Cast(now, at)
+    return msgspec.structs.replace(old.cast, who={**old.cast.who, **now})
 
 
 def _past(view: View, old: Past | None, limits: Limits) -> Past:

@@ -32,11 +32,12 @@ class Suspicion:
 
 def ready(view: View) -> bool:
     """Whether the engine has served or said that it can in this life."""
-    if view.says("log", "ready"):
+    if view.served or view.says("log", "ready"):
         return True
-    if view.number("steps", "steps") or any(
-        view.number("counters", name) for name in ("tokens", "finished", "running")
-    ):
+    last_word = view.anew and view.number("steps", "up") == 0  # of the life before: the gateway keeps showing it
+    if view.number("steps", "steps") and not last_word:
+        return True
+    if any(view.number("counters", name) for name in ("tokens", "finished", "running")):
         return True
     return any(float(track.value) > 0 for track in view.busy())
 

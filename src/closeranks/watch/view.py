@@ -18,6 +18,10 @@ class View:
     snapshot: Snapshot
     tracks: Mapping[Key, Track]
     states: Mapping[str, State]
+    served: bool = False
+    """It was ready in this life."""
+    anew: bool = False
+    """A life of this engine went before this one while we watched."""
 
     def values(self, signal: Signal, key: str = "") -> Values | None:
         """The reading, None when it is blind, old or not there."""
