@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import stat
 import threading
 import time
@@ -86,13 +87,28 @@ def test_a_full_disk_costs_the_bundle_and_not_the_verdict(tmp_path: Path, monkey
     assert "no verdict" not in found.verdict.summary
 
 
-def test_a_verdict_that_takes_too_long_is_undetermined() -> None:
-    async def go() -> verdict.Judged:
-        judge = verdict.Judge(0.05)
-        return await judge.judge({"a": b"x"})
+def judged(limit_s: float, longest_s: float, used_s: float) -> Judged:
+    return asyncio.run(verdict.Judge(limit_s, longest_s, lambda pid: used_s).judge({"a": b"x"}))
 
-    found = asyncio.run(go())
-    assert (found.cls, found.summary) == ("UNDETERMINED", "no verdict within 0 s")
+
+def test_a_diagnosis_that_got_no_cpu_is_not_late() -> None:
+    found = judged(0.05, 500.0, 0.0)
+    assert "no verdict" not in found.summary
+    assert "verdict.json" in found.files
+
+
+@pytest.mark.parametrize(("limit_s", "longest_s"), [(0.05, 500.0), (500.0, 0.05)])
+def test_a_verdict_that_takes_too_long_is_undetermined_and_says_so(limit_s: float, longest_s: float) -> None:
+    found = judged(limit_s, longest_s, 0.2)
+    assert found.cls == "UNDETERMINED"
+    assert re.fullmatch(r"no verdict: cut off after \d+ s, in which it used 0\.[02] s of CPU", found.summary)
+
+
+def test_the_cpu_of_a_process_counts() -> None:
+    spent = verdict.cpu_s(os.getpid())
+    while verdict.cpu_s(os.getpid()) < spent + 0.02:
+        pass
+    assert verdict.cpu_s(NO_PID) == 0.0
 
 
 def test_no_diagnosis_speaks_against_a_proof() -> None:

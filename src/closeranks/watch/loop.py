@@ -29,6 +29,7 @@ from closeranks.watch.signals.probe import ProbeSignal
 from closeranks.watch.signals.proc import ProcSignal
 from closeranks.watch.signals.steps import StepsSignal
 from closeranks.watch.snapshot import Blind, EngineSeen, Snapshot, State
+from closeranks.watch.verdict import LONGEST_S
 
 FIND_S = 5.0
 FIND_LIMIT_S = 15.0
@@ -36,6 +37,8 @@ AGAIN_S = 20.0
 """Between two pairs of dumps under one suspicion."""
 INCIDENT_S = 120.0
 """An engine that is confirmed again so soon, in the same life, gets no new bundle."""
+CLOSE_S = LONGEST_S + 15.0
+"""What was begun for an incident has so long to be finished when the watch ends."""
 AFTER_DEATH_GAP_S = 2.5
 HTTP_S = 2.5
 
@@ -132,7 +135,7 @@ class Watch:
             return False
         return True
 
-    async def close(self, patience_s: float = 45.0) -> None:
+    async def close(self, patience_s: float = CLOSE_S) -> None:
         """End every task of the watch; incidents in progress are waited for, not longer than `patience_s`."""
         if self._busy:
             await asyncio.wait(self._busy, timeout=patience_s)

@@ -5,12 +5,18 @@ python -m closeranks.watch.verdict < FILES > ANSWER      (both msgpack)
 
 import asyncio
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
 
+from closeranks.watch.procfs import TICKS, main_thread
+
 LIMIT_S = 20.0
+"""Seconds of CPU that a diagnosis may use: on a machine without a free one it takes as long as it takes, but no longer
+than `LONGEST_S`, for recovery waits for it."""
+LONGEST_S = 60.0
 log = structlog.get_logger()
 
 
@@ -39,11 +45,22 @@ def beside_proof(judged: Judged, proof: str) -> Judged:
     return msgspec.structs.replace(judged, cls=NONE.cls, certainty=NONE.certainty, summary=said[:500])
 
 
-class Judge:
-    """Runs diagnoses. `prepare` starts the child ahead, so that its imports are over when the evidence is there."""
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used; 0 when it is gone."""
+    now = main_thread(pid)
+    return now.all_ticks / TICKS if now is not None else 0.0
 
-    def __init__(self, limit_s: float = LIMIT_S) -> None:
-        self._limit_s = limit_s
+
+class Judge:
+    """Runs diagnoses. `prepare` starts the child ahead, so that its imports are over when the evidence is there.
+
+    `limit_s`: CPU seconds of one, by `used_s(pid)`; `longest_s`: what it may take whatever it got of the CPU.
+    """
+
+    def __init__(
+        self, limit_s: float = LIMIT_S, longest_s: float = LONGEST_S, used_s: Callable[[int], float] = cpu_s
+    ) -> None:
+        self._limit_s, self._longest_s, self._used_s = limit_s, longest_s, used_s
         self._ready: asyncio.subprocess.Process | None = None
 
     async def prepare(self) -> None:
@@ -57,12 +74,18 @@ class Judge:
     async def judge(self, files: Mapping[str, bytes]) -> Judged:
         """Diagnose the files of a bundle. Never raises: without an answer it is undetermined, and says why."""
         process, self._ready = self._ready, None
+        began = time.monotonic()
         try:
             if process is None or process.returncode is not None:
                 process = await _child()
-            out, err = await asyncio.wait_for(process.communicate(msgspec.msgpack.encode(dict(files))), self._limit_s)
-        except TimeoutError:
-            return msgspec.structs.replace(NONE, summary=f"no verdict within {self._limit_s:.0f} s")
+            asked = asyncio.create_task(process.communicate(msgspec.msgpack.encode(dict(files))))
+            used = await self._patience(asked, process.pid, began + self._longest_s)
+            if used is not None:
+                asked.cancel()
+                took = time.monotonic() - began
+                said = f"no verdict: cut off after {took:.0f} s, in which it used {used:.1f} s of CPU"
+                return msgspec.structs.replace(NONE, summary=said)
+            out, err = await asked
         except OSError as error:
             return msgspec.structs.replace(NONE, summary=f"no verdict: {error.strerror or error}")
         finally:
@@ -72,6 +95,15 @@ class Judge:
         except msgspec.DecodeError:
             last = err.decode(errors="replace").strip().rpartition("\n")[2]
             return msgspec.structs.replace(NONE, summary=f"no verdict: {last[:200]}")
+
+    async def _patience(self, asked: "asyncio.Task[tuple[bytes, bytes]]", pid: int, until: float) -> float | None:
+        """Wait for an answer; None when it is there, else the CPU seconds after which it was not."""
+        used = 0.0
+        while used < self._limit_s and (left := until - time.monotonic()) > 0:
+            if (await asyncio.wait({asked}, timeout=min(left, max(0.1, self._limit_s - used))))[0]:
+                return None
+            used = self._used_s(pid)
+        return used
 
     async def close(self) -> None:
         """End a child that waits."""
