@@ -95,7 +95,7 @@ def test_nothing_of_the_user_is_in_a_bundle(tmp_path: Path, child: "subprocess.P
         folder = Path(found.folder)
         names = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
         assert {"manifest.json", "watch.json", "verdict.html", "issue.md", "decode-1/engine.log", "decode-1/flags.txt",
-                "decode-1/environment.txt", "decode-1/metrics_1.txt", "decode-1/metrics_2.txt",
+                "decode-1/environment.txt", "decode-1/ss.txt", "decode-1/metrics_1.txt", "decode-1/metrics_2.txt",
                 "decode-1/server_info.json"} <= names  # fmt: skip
         for path in folder.rglob("*"):
             text = path.read_text() if path.is_file() else ""

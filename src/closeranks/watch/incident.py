@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from closeranks.evidence import capture, gather
+from closeranks.evidence import capture, gather, sockets
 from closeranks.evidence.redact import redact
 from closeranks.watch import verdict as judging
 from closeranks.watch.procfs import main_thread
@@ -157,18 +157,20 @@ class Keeper:
         files = gather.Files()
         for name, text in _stacks(rounds) if rounds is not None else ():
             await _add(files, name, text)
+        names = sockets.Names()
         for engine in engines:
-            await _within(files, ESSENTIALS_S, [self._essentials(files, engine)])
+            await _within(files, ESSENTIALS_S, [self._essentials(files, engine, names)])
         await _within(files, GATHER_S, [self._rest(files, engine) for engine in engines])
         if self._gpu.page:
             await _add(files, "nvidia-smi.csv", self._gpu.page)
         await _add(files, "ps.txt", _ps(engines))
         return files
 
-    async def _essentials(self, files: gather.Files, engine: EngineSeen) -> None:
-        """Flags, the end of the log, loads and counters: all but the log are in memory."""
+    async def _essentials(self, files: gather.Files, engine: EngineSeen, names: sockets.Names) -> None:
+        """Flags, connections, the end of the log, loads and counters."""
         name = engine.name
         await _add(files, f"{name}/flags.txt", " ".join(engine.argv) + "\n")
+        await _add(files, f"{name}/ss.txt", await asyncio.to_thread(sockets.waiting, _living(engine), names))
         await self._log(files, engine, LOG_END_BYTES)
         if name in self._loads.bodies:
             await _add(files, f"{name}/loads.json", self._loads.bodies[name])
@@ -270,6 +272,12 @@ def _stacks(rounds: Rounds) -> Iterator[tuple[str, str]]:
             by_engine.setdefault(key.partition("/")[0], []).append(f"==> {key} <==\n{text}")
         for engine, parts in by_engine.items():
             yield f"{engine}/{name}", "\n".join(parts)
+
+
+def _living(engine: EngineSeen) -> list[int]:
+    """Its processes that are still there."""
+    seen = ((p, main_thread(p.pid)) for p in engine.procs)
+    return [p.pid for p, now in seen if now is not None and now.start_time == p.start_time and now.state != "Z"]
 
 
 def _ps(engines: Sequence[EngineSeen]) -> str:
