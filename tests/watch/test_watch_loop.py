@@ -245,14 +245,26 @@ def test_its_own_endpoints() -> None:
     "argv",
     [
         ["--interval", "99"], ["--probe", "often"], ["--log", "x"], ["--url", "127.0.0.1:1"], ["--port", "x"],
-        ["--url", "http://127.0.0.1"], ["--url", "http://127.0.0.1:x"],
-        ["--config", "/nonexistent.yaml"],
+        ["--url", "http://127.0.0.1"], ["--url", "http://127.0.0.1:x"], ["--url", "http://127.0.0.1:0"],
+        ["--config", "/nonexistent.yaml"], ["--interval", "nan"], ["--port", "99999"], ["--port", "-7"],
+        ["--wait-s", "nan"], ["--wait-s", "-1"], ["--log", "decode-1="], ["--webhook", "hooks.example/x"],
+        ["--probe-url", "nowhere"], ["--router", "nowhere"], ["--cooldown-s", "nan"], ["--ready-s", "inf"],
+        ["--verify-tries", "0"], ["--ramp", "0"], ["--per-hour", "-1"],
     ],
 )  # fmt: skip
 def test_wrong_settings_are_named(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", *argv]) == 2
     said = capsys.readouterr().err
     assert argv[0] in said or argv[1] in said
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00x", b"[" * 100_000, b"- a", b"1: 2", b"interval: [1]", b"a: *b"])
+def test_a_file_of_rubbish_is_named(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "watch.yaml"
+    path.write_bytes(content)
+    for command in (["watch", "--once"], ["top", "--once"], ["recover", "--journal"]):
+        assert main([*command, "--config", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
 
 
 def test_where_there_is_nothing_to_see_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,12 @@
 """
 
 import argparse
+import math
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -37,7 +39,34 @@ def recovery_of(
 ) -> Recovery:
     """As the options say; `values` are the gathered settings. Raises SettingsError, naming the option."""
     policy = msgspec.convert(only(Policy, values), Policy)
+    if said := _wrong(policy):
+        raise SettingsError(said)
     return Recovery(args.state_dir or default_folder(), policy, choices_of(args), show=show)
+
+
+def _wrong(policy: Policy) -> str:
+    """What is wrong with it: a time that is none would never be over, and a check of nothing always passes."""
+    for name in ("cooldown_s", "end_s", "ready_s", "verify_s", "resume_within_s"):
+        seconds = getattr(policy, name)
+        if not (math.isfinite(seconds) and seconds >= 0):
+            return f"--{name.replace('_', '-')} {seconds}: seconds, from 0 on"
+    if policy.per_hour < 0 or policy.verify_tries < 1:
+        return f"--per-hour {policy.per_hour}, --verify-tries {policy.verify_tries}: at least 0 and 1"
+    if min(policy.ramp, default=0) < 1:
+        return f"--ramp {' '.join(map(str, policy.ramp))}: check requests at a time, each at least 1"
+    if policy.router and not is_address(policy.router):
+        return f"--router {policy.router}: an address such as http://127.0.0.1:30080"
+    return ""
+
+
+def is_address(url: str, port: bool = False) -> bool:
+    """Whether it is one of HTTP; `port`: that says its port, too."""
+    try:
+        parts = urlsplit(url)
+        said = parts.port  # ValueError for one that is none
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and (bool(said) or not port)
 
 
 def choices_of(args: argparse.Namespace) -> dict[str, Choice]:

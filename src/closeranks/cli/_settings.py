@@ -128,8 +128,10 @@ def _read_yaml(path: str) -> dict[Any, Any]:
             found = yaml.safe_load(file) or {}
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise SettingsError(f"{path}: nested too deeply for settings") from error
     if not isinstance(found, dict):
         raise SettingsError(f"{path}: expected `name: value` lines, found a {type(found).__name__}")
     return found

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from closeranks.cli._recover import is_address
 from closeranks.cli._settings import SettingsError, add_flags, gather, options
 from closeranks.watch.picture import Engine, Observer, Picture
 from closeranks.watch.recover import default_folder
@@ -42,6 +43,10 @@ def run(args: argparse.Namespace) -> int:
         return 2
     if not 0.2 <= settings.interval <= 60:
         print(f"closeranks top: --interval {settings.interval}: between 0.2 and 60 seconds", file=sys.stderr)
+        return 2
+    bad = next((url for url in settings.url if not is_address(url, port=True)), None)
+    if bad is not None:
+        print(f"closeranks top: --url {bad}: an address such as http://127.0.0.1:30000", file=sys.stderr)
         return 2
     observer = Observer(settings, args.state_dir or default_folder())
     try:

@@ -3,12 +3,12 @@
 import argparse
 import asyncio
 import json
+import math
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     except SettingsError as error:
         print(f"closeranks watch: {error}", file=sys.stderr)
         return 2
-    said = _wrong(settings)
+    said = _wrong(settings, args.webhook)
     if said:
         print(f"closeranks watch: {said}", file=sys.stderr)
         return 2
@@ -73,26 +73,26 @@ def run(args: argparse.Namespace) -> int:
     return asyncio.run(_watch(settings, args.json, after))
 
 
-def _wrong(settings: Settings) -> str:
+def _wrong(settings: Settings, webhooks: Sequence[str]) -> str:
     """What is wrong with the settings, empty if nothing."""
     if not 0.2 <= settings.interval <= 2.0:
         return f"--interval {settings.interval}: between 0.2 and 2 seconds"
+    if not -1 <= settings.port <= 65535:
+        return f"--port {settings.port}: a port, 0 for any or -1 for none"
+    if not (math.isfinite(settings.wait_s) and settings.wait_s >= 0):
+        return f"--wait-s {settings.wait_s}: seconds, from 0 on"
     if settings.probe not in ("never", "suspect", "always"):
         return f"--probe {settings.probe}: never, suspect or always"
-    bad = next((entry for entry in settings.log if "=" not in entry), None)
+    bad = next((entry for entry in settings.log if not all(entry.partition("="))), None)
     if bad is not None:
         return f"--log {bad}: ENGINE=FILE, with an engine's name as `closeranks watch --check` shows it"
-    bad = next((url for url in settings.url if not _is_address(url)), None)
-    return f"--url {bad}: an address such as http://127.0.0.1:30000" if bad is not None else ""
-
-
-def _is_address(url: str) -> bool:
-    """Whether it is one that says its port: engines are told apart by it."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and parts.port is not None
-    except ValueError:  # a port that is none
-        return False
+    bad = next((url for url in settings.url if not _recover.is_address(url, port=True)), None)
+    if bad is not None:
+        return f"--url {bad}: an address such as http://127.0.0.1:30000"
+    if settings.probe_url and not _recover.is_address(settings.probe_url):
+        return f"--probe-url {settings.probe_url}: an address such as http://127.0.0.1:30080"
+    number = next((n for n, url in enumerate(webhooks, 1) if not _recover.is_address(url)), None)
+    return f"--webhook, number {number}: not an http or https address" if number is not None else ""
 
 
 def _log_to_stderr(as_json: bool) -> None:
