@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from closeranks.watch import procfs
-from closeranks.watch.discover import _address, flag, group, launches, role_of, world_of
+from closeranks.watch.discover import Finder, _address, flag, group, launches, role_of, world_of
 from closeranks.watch.procfs import Row
+from closeranks.watch.recover_wire import endpoint_of
 from closeranks.watch.snapshot import EngineSeen, Proc, ProcRole
 
 PREFILL = "python3 -m sglang.launch_server --model-path m --port 31021 --tp-size 2 --disaggregation-mode prefill"
@@ -50,6 +51,42 @@ def test_a_pair_of_sglang_engines() -> None:
     assert {p.label: p.pid for p in prefill.procs if p.role != "helper"} == {
         "launcher": 51, "TP0": 53, "TP1": 54, "detokenizer": 55}  # fmt: skip
     assert {p.engine for p in prefill.procs} == {"prefill-31021"}
+
+
+@pytest.mark.parametrize("port", [" --port 30000", ""])
+def test_two_engines_of_one_port_are_two_and_keep_their_names(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In network namespaces of their own; the second may come later, and the first end before it."""
+    line = "python3 -m sglang.launch_server --model-path m --disaggregation-mode decode" + port
+    first, second = [(row(n, 1, line), row(n + 1, n, "sglang::scheduler_TP0")) for n in (100, 200)]
+    monkeypatch.setattr("closeranks.watch.procfs.listening", lambda pid: {30000: "127.0.0.1"} if pid % 100 == 0 else {})
+    finder, names = Finder(), []
+    for rows in (first, (*first, *second), (*first, *second), second):
+        monkeypatch.setattr("closeranks.watch.procfs.scan", lambda known, again, rows=rows: table(*rows))
+        found = finder.find()
+        assert all(p.engine == e.name for e in found for p in e.procs)
+        names.append({e.name: e.procs[0].pid for e in found if e.launcher is not None})
+    both = {"decode-30000": 100, "decode-30000-pid200": 200}
+    assert names == [{"decode-30000": 100}, both, both, {"decode-30000-pid200": 200}]
+
+
+@pytest.mark.parametrize(
+    "word", ["9" * 5000, "99999999", "-1", "\u0663\u0660", "\u00b2", "0x1f", "", " ", "[" * 100_000, "{" * 100_000]
+)
+def test_a_command_line_of_rubbish_blinds_nobody(word: str) -> None:
+    flags = ("--port", "--tp-size", "--pp-size", "--nnodes", "--kv-transfer-config", "--disaggregation-mode",
+             "--disaggregation-bootstrap-port")  # fmt: skip
+    words = [w for name in flags for w in (name, word)]
+    odd = table(
+        Row(300, 300, 1, 1, "S", "python3", ("python3", "-m", "sglang.launch_server", *words)),
+        Row(400, 400, 1, 1, "S", "vllm", ("vllm", "serve", "m", *words)),
+        row(500, 1, f"closeranks::rank decode TP{'9' * 5000}"),
+    )
+    found = group(SGLANG | odd)
+    assert {"decode-31022", "prefill-31021"} <= {e.name for e in found}
+    for engine in found:
+        port = engine.url.rpartition(":")[2] if engine.url else "1"
+        assert 0 < int(port) <= 65535
+        endpoint_of(engine)
 
 
 def test_a_vllm_engine() -> None:

@@ -117,6 +117,14 @@ def test_all_processes_gone_is_confirmed_only_when_nothing_said_so_and_nothing_c
         assert "confirmed" not in phases[:25]
 
 
+def test_an_engine_that_gets_its_name_when_it_listens_is_not_gone() -> None:
+    film = Film(engine(name="decode-pid100"))
+    film.looks(4)
+    film.engine = engine()
+    film.looks(60)
+    assert {name: state.phase for name, state in film.memory.states.items()} == {NAME: "healthy"}
+
+
 def test_the_last_words_of_an_engine_that_is_gone_are_heard() -> None:
     """Between the end of its processes and the next reading of its log it may have been taken off the list."""
     film = Film()

@@ -1,7 +1,9 @@
 """Each signal on recorded inputs, and on servers and files that misbehave."""
 
 import asyncio
+import gzip
 import time
+import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from closeranks.watch.signals import Reader, Readings, counters, gpu, loads, stacks, steps
-from closeranks.watch.signals.fetch import Client
+from closeranks.watch.signals.fetch import BODY_BYTES, Answer, Client
 from closeranks.watch.signals.log import Followed, LogSignal
 from closeranks.watch.signals.probe import PREFIX, ProbeSignal
 from closeranks.watch.snapshot import Blind, EngineSeen, Proc
@@ -79,14 +81,36 @@ def test_vllm_counters() -> None:
     }
 
 
-@pytest.mark.parametrize("page", [b"", b"\xff\xfe", b"sglang:", b"vllm:{", b"sglang:num_running_reqs{} nan-ish"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"", b"\xff\xfe", b"sglang:", b"vllm:{", b"sglang:num_running_reqs{} nan-ish", b"sglang:num_running_reqs NaN",
+        b"vllm:num_requests_running{} +Inf", b"vllm:generation_tokens_total -inf", b"vllm:num_requests_waiting 1e999",
+        b"<html><body>502</body></html>",
+    ],
+)  # fmt: skip
 def test_pages_of_rubbish_give_nothing(page: bytes) -> None:
+    """Also numbers that are none: a NaN is never what it was, and would pass for an advance at every look."""
     assert counters.parse(page) == {}
+
+
+def test_ranks_without_end_are_not_all_remembered() -> None:
+    page = b"".join(b'sglang:scheduler_stage_seconds_total{tp_rank="%d"} 1\n' % n for n in range(10_000))
+    page += b"sglang:num_running_reqs 2\n"
+    found = counters.parse(page)
+    assert len(found) <= counters.MANY_RANKS + 1
+    assert found["running"] == 2.0
 
 
 def test_own_steps() -> None:
     found = steps.parse(OWN_PAGE)
     assert found == {"decode": {"steps": 120.0, "tokens": 33.0, "running": 2.0}, "prefill": {"steps": 121.0}}
+    rubbish = b"".join(b'closeranks_epoch{engine="decode"} %s\n' % word for word in (b"x", b"NaN", b"inf", b"1e999"))
+    assert steps.parse(OWN_PAGE + rubbish + b'closeranks_\xd9{engine="\xff"} 1\n') == found
+
+
+def read_loads(body: bytes) -> dict[str, float] | None:
+    return loads.parse(Answer(200, body, 0.0).json())
 
 
 def test_loads_use_one_clock() -> None:
@@ -94,9 +118,9 @@ def test_loads_use_one_clock() -> None:
         b'{"timestamp": 1000.5, "loads": [{"timestamp": 998.0, "num_running_reqs": 2, "num_waiting_reqs": 1,'
         b' "disaggregation": {"decode_transfer_queue_reqs": 5}}, {"timestamp": 1000.0, "num_running_reqs": 1}]}'
     )
-    assert loads.parse(body) == {"heartbeat": 998.0, "age": 2.5, "running": 3.0, "waiting": 1.0, "transfer": 5.0}
+    assert read_loads(body) == {"heartbeat": 998.0, "age": 2.5, "running": 3.0, "waiting": 1.0, "transfer": 5.0}
     iso = body.replace(b'"timestamp": 1000.5', b'"timestamp": "1970-01-01T00:16:40.500000+00:00"')
-    assert loads.parse(iso) == loads.parse(body)
+    assert read_loads(iso) == read_loads(body)
     for rubbish in (
         b'{"timestamp": "x", "loads": [{"timestamp": 1}]}',
         b"",
@@ -105,8 +129,12 @@ def test_loads_use_one_clock() -> None:
         b'{"loads": []}',
         b'{"loads": [1], "timestamp": 1}',
         b'{"loads": "x"}',
+        b"[" * 100_000,
+        b'{"timestamp": 1, "loads": [{"timestamp": 1e999}]}',
+        b'{"timestamp": 1, "loads": [{"timestamp": %s}]}' % (b"9" * 400),
+        b"<html></html>",
     ):
-        assert loads.parse(rubbish) is None
+        assert read_loads(rubbish) is None
 
 
 def test_gpus_of_the_engines_processes() -> None:
@@ -347,6 +375,63 @@ def test_answers_errors_and_silence_over_http() -> None:
         assert not isinstance(values, Blind)
         assert (values["accepts"], values["answers"]) == (False, False)
         assert isinstance((await signal.read([at(None)], frozenset()))[NAME], Blind)
+        await client.close()
+
+    asyncio.run(go())
+
+
+def test_servers_of_rubbish_are_blind_each_for_itself() -> None:
+    """A bomb, a page without end, redirects in a circle, brackets: said with the reason, in little memory."""
+    bomb = gzip.compress(b"sglang:num_running_reqs 1\n" * 4_000_000)
+    sent = 0
+
+    async def packed(request: web.Request) -> web.Response:
+        return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        while sent < 10 * BODY_BYTES:
+            await answer.write(b"sglang:num_running_reqs 1\n" * 4000)
+            sent += 4000 * 26
+        return answer
+
+    async def circle(request: web.Request) -> web.Response:
+        raise web.HTTPFound(request.path)
+
+    async def brackets(request: web.Request) -> web.Response:
+        return web.Response(body=b"[" * 200_000, status=503 if request.path.endswith("health") else 200)
+
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(body=SGLANG_PAGE)
+
+    async def go() -> None:
+        routes = {"/packed": packed, "/endless": endless, "/circle": circle, "/sound": page}
+        routes = {f"{side}/metrics": how for side, how in routes.items()}
+        routes |= {"/sound/v1/loads": brackets, "/sound/health": brackets}
+        runner, url = await served(routes)
+        client = Client(20.0)
+        signal = counters.CountersSignal(client)
+        engines = [at(f"{url}/{side}", name=side) for side in ("packed", "endless", "circle", "sound")]
+        tracemalloc.start()
+        found = await signal.read(engines, frozenset())
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 6 * BODY_BYTES
+        assert sent < 10 * BODY_BYTES
+        assert not isinstance(found["sound"], Blind)
+        blind = {name: values.reason for name, values in found.items() if isinstance(values, Blind)}
+        assert "none of the known names" in blind["packed"]
+        assert "more than 8 MiB" in blind["endless"]
+        assert "HTTP 302" in blind["circle"]
+        http = await counters.HttpSignal(signal).read(engines, frozenset())
+        assert all(not isinstance(values, Blind) and values["answers"] for values in http.values())
+        for other in (loads.LoadsSignal(client), steps.StepsSignal(client, signal)):
+            kind = "sglang" if isinstance(other, loads.LoadsSignal) else "closeranks"
+            read = await other.read([at(f"{url}/sound", kind=kind)], frozenset())
+            assert isinstance(read[NAME], Blind)
+        await runner.cleanup()
         await client.close()
 
     asyncio.run(go())

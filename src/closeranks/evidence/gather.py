@@ -47,7 +47,7 @@ def settings(body: bytes) -> str:
     """A server's JSON about itself, with what may hold something of a user left out, by the names of its fields."""
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "not JSON\n"
     return json.dumps(_plain(found, 0), indent=1) + "\n"
 

@@ -20,6 +20,8 @@ from closeranks.watch.snapshot import EngineSeen, Kind, Proc, ProcRole, Role
 
 AGAIN_S = 4.0
 """An engine that does not listen yet is asked again after so long: the table of sockets can be large."""
+MOST_PORTS = 65535
+MOST_RANKS = 100_000
 _PYTHON = re.compile(r"^(python|pypy)[\d.]*$")
 _MODULES: dict[str, Kind] = {
     "sglang.launch_server": "sglang",
@@ -82,6 +84,12 @@ def flag(argv: Sequence[str], *names: str) -> str | None:
     return found
 
 
+def number(text: str | None, most: int) -> int | None:
+    """A number of a command line, which may hold anything; None unless it is one from 0 to `most`."""
+    found = int(text) if text and text.isdecimal() and len(text) < 20 else None
+    return found if found is not None and found <= most else None
+
+
 def role_of(kind: Kind, argv: Sequence[str]) -> Role:
     """Prefill, decode or both, by the flags."""
     if kind == "vllm":
@@ -97,9 +105,8 @@ def world_of(argv: Sequence[str]) -> int:
     pp = flag(argv, "--pp-size", "--pipeline-parallel-size", "-pp")
     world = 1
     for size in (tp, pp):
-        world *= int(size) if size and size.isdecimal() else 1
-    nodes = flag(argv, "--nnodes") or "1"
-    return max(1, world // int(nodes)) if nodes.isdecimal() and int(nodes) else world
+        world *= number(size, MOST_RANKS) or 1
+    return max(1, world // (number(flag(argv, "--nnodes"), MOST_RANKS) or 1))
 
 
 def _backend(argv: Sequence[str]) -> str:
@@ -111,7 +118,7 @@ def _transfer_config(argv: Sequence[str]) -> dict[str, object]:
     """vLLM's `--kv-transfer-config`; empty without one, and where it is not the JSON that vLLM takes."""
     try:
         found = json.loads(flag(argv, "--kv-transfer-config") or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -207,8 +214,7 @@ def _engine(table: Mapping[int, Row], root: int, pids: set[int]) -> EngineSeen:
         workers = sorted(p for p in pids if p != root and "mpi4py" in table[p].title)
         procs += [_proc(table[pid], "worker", rank) for rank, pid in enumerate(workers)]
     role = role_of(kind, argv)
-    said = flag(argv, "--port")
-    port = int(said) if said and said.isdecimal() else None
+    port = number(flag(argv, "--port"), MOST_PORTS)
     return EngineSeen(
         name=_name(kind, role, port, root),
         kind=kind,
@@ -262,7 +268,7 @@ def _ours(table: Mapping[int, Row]) -> Iterator[EngineSeen]:
         if match[1] == "gateway":
             gateways[row.ppid] = row
             continue
-        rank = int(match[3]) if match[3] else None
+        rank = number(match[3], MOST_RANKS)
         role: ProcRole = "leader" if match[1] == "leader" else "rank"
         found.setdefault((row.ppid, match[2] or "engine"), []).append(_proc(row, role, rank))
     names = {key: _our_name(key[1], table.get(key[0])) for key in found}
@@ -288,7 +294,7 @@ def _ours(table: Mapping[int, Row]) -> Iterator[EngineSeen]:
 def _our_name(name: str, parent: Row | None) -> str:
     """With the port of its service, where that was given: two services on a host have a `decode` each."""
     port = flag(parent.argv, "--port") if parent is not None and serves_ours(parent.argv) else None
-    return f"{name}-{port}" if port and port.isdecimal() and int(port) else name
+    return f"{name}-{port}" if number(port, MOST_PORTS) else name
 
 
 def _orphans(
@@ -299,7 +305,7 @@ def _orphans(
     loose: dict[tuple[Kind, int], dict[int, Who]] = {}
     for row in table.values():
         who = from_title(_own_title(row)) if row.pid not in owned else None
-        if who is not None and who.kind in ("scheduler", "worker", "engine_core"):
+        if who is not None and who.kind in ("scheduler", "worker", "engine_core") and who.family != "closeranks":
             kind: Kind = "vllm" if who.family == "vllm" else "sglang"
             loose.setdefault((kind, row.session), {})[row.pid] = who
     for (kind, session), whos in loose.items():
@@ -320,9 +326,25 @@ class Finder:
         """Scan /proc. Blocking, and may hang with a process that does: call it in a thread."""
         watched = [p.pid for e in self.engines for p in e.procs]
         self.table = procfs.scan(self.table, watched)
-        found = [self._complete(engine) for engine in group(self.table, self.engines)]
+        found = self._told_apart([self._complete(engine) for engine in group(self.table, self.engines)])
         self.engines = tuple(e for e in found if self._wanted(e))
         return self.engines
+
+    def _told_apart(self, engines: Sequence[EngineSeen]) -> list[EngineSeen]:
+        """Two of one name (one port, in network namespaces of their own): who had it keeps it, for its life."""
+        old = {(e.head.pid, e.head.start_time): e.name for e in self.engines if e.head is not None}
+        heads = [(e.head.pid, e.head.start_time) if e.head is not None else None for e in engines]
+        taken = {e.name for e, head in zip(engines, heads, strict=True) if head is None or old.get(head) == e.name}
+        made = []
+        for engine, head in zip(engines, heads, strict=True):
+            name = engine.name
+            if head is not None:
+                had, apart = old.get(head), f"{name}-pid{head[0]}"
+                name = apart if had == apart or (had != name and name in taken) else name
+            taken.add(name)
+            procs = tuple(msgspec.structs.replace(p, engine=name) for p in engine.procs)
+            made.append(msgspec.structs.replace(engine, name=name, procs=procs))
+        return made
 
     def _wanted(self, engine: EngineSeen) -> bool:
         if not self._pids and not self._ports:
@@ -367,7 +389,7 @@ def _address(engine: EngineSeen, frontend: Proc) -> tuple[int | None, str | None
         return None, None
     ports = procfs.listening(frontend.pid)
     said = flag(engine.argv, "--port") if engine.kind != "closeranks" else None
-    wanted = int(said) if said and said.isdecimal() and said != "0" else None
+    wanted = number(said, MOST_PORTS) or None
     if wanted is None and _PORTS[engine.kind] in ports:
         wanted = _PORTS[engine.kind]
     if wanted is None and ports:

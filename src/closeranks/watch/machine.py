@@ -98,9 +98,11 @@ def step(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> Memory
         past[engine.name] = own
         made = _state(engine.name, phase, why, before, snapshot.at, view.blind())
         states[engine.name] = msgspec.structs.replace(made, proof=own.proof and phase == "confirmed")
+    heads = {(e.head.pid, e.head.start_time) for e in snapshot.engines if e.head is not None}
     for name, old in memory.past.items():
-        if name in past:
-            continue
+        head = old.engine.head
+        if name in past or (head is not None and (head.pid, head.start_time) in heads):
+            continue  # it is here, by another name perhaps: that of its port, once it listens
         said = View(old.engine, snapshot, tracks, memory.states).says("log", "ending")  # its last words
         old = msgspec.structs.replace(old, ended=old.ended if old.ended is not None or not said else snapshot.at)
         if (left := _gone(old, memory.states.get(name), snapshot.at, limits)) is not None:
@@ -127,7 +129,12 @@ def _replaced(old: EngineSeen, new: EngineSeen) -> bool:
     was, head = old.head, new.head
     if was is not None and head is not None:
         return (was.pid, was.start_time) != (head.pid, head.start_time)
-    return not {(p.pid, p.start_time) for p in old.procs if p not in old.shared} & new.life
+    return not _own(old) & new.life
+
+
+def _own(engine: EngineSeen) -> frozenset[tuple[int, int]]:
+    """Its processes but those that serve other engines too."""
+    return frozenset((p.pid, p.start_time) for p in engine.procs if p not in engine.shared)
 
 
 def _cast(old: Past | None, engine: EngineSeen, reborn: bool, at: float) -> Cast:

@@ -17,7 +17,8 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 import msgspec
 
-from closeranks.watch.discover import flag
+from closeranks.watch.discover import MOST_PORTS, flag, number
+from closeranks.watch.signals.fetch import PLAIN, REDIRECTS
 from closeranks.watch.signals.steps import parse
 from closeranks.watch.snapshot import EngineSeen
 
@@ -67,14 +68,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 def endpoint_of(engine: EngineSeen) -> Endpoint:
     """From what discovery saw."""
-    port = flag(engine.argv, "--disaggregation-bootstrap-port") or ""
+    port = number(flag(engine.argv, "--disaggregation-bootstrap-port"), MOST_PORTS)
     return Endpoint(
         name=engine.name,
         kind=engine.kind,
         role=engine.role,
         url=(engine.url or "").rstrip("/"),
         group=group_of(engine),
-        bootstrap_port=int(port) if port.isdecimal() else 8998,
+        bootstrap_port=port or 8998,
         key=flag(engine.argv, "--api-key") or "",
     )
 
@@ -99,7 +100,7 @@ class Answer(msgspec.Struct, frozen=True):
         """The body decoded; an empty mapping if it is no JSON."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
 
 
@@ -194,8 +195,8 @@ class Wire:
         if answer.status != 200:
             raise StepFailed(f"the router has no list of workers ({answer.status} at /workers)")
         listed = answer.json()
-        workers = listed.get("workers", []) if isinstance(listed, dict) else []
-        return [worker for worker in workers if isinstance(worker, dict)]
+        workers = listed.get("workers") if isinstance(listed, dict) else None
+        return [worker for worker in workers if isinstance(worker, dict)] if isinstance(workers, list) else []
 
     async def abort(self, one: Endpoint) -> str:
         """End every request of the engine, where it has a way to be told. Raises StepFailed."""
@@ -362,11 +363,11 @@ class Wire:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         if self._session is None:
-            self._session = aiohttp.ClientSession(trust_env=False)
+            self._session = aiohttp.ClientSession(headers=PLAIN, trust_env=False, auto_decompress=False)
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._session.request(method, url, json=json_body, headers=headers) as answer,
+                self._session.request(method, url, json=json_body, headers=headers, max_redirects=REDIRECTS) as answer,
             ):
                 body = bytearray()
                 async for part in answer.content.iter_any():

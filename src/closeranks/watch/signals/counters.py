@@ -5,6 +5,7 @@ about the wall time, in a wedged one by nothing on all ranks.
 """
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -41,6 +42,9 @@ _RANKS = frozenset({b"tp_rank", b"pp_rank", b"moe_ep_rank", b"attn_tp_rank", b"a
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 KEPT_BODIES = 4
 KEPT_BYTES = 2 << 20
+MANY_RANKS = 2048
+ASIDE_BYTES = 256 << 10
+"""A larger page is read in a thread: the looks go on meanwhile."""
 
 
 def parse(body: bytes) -> dict[str, float]:
@@ -69,12 +73,16 @@ def parse(body: bytes) -> dict[str, float]:
             value = float(rest[end + 1 :].split()[0] if end >= 0 else rest.split()[1])
         except (ValueError, IndexError):
             continue
+        if not math.isfinite(value):  # a NaN would differ from itself at every look, and pass for an advance
+            continue
         labels = dict(_LABEL.findall(rest[cut : end + 1])) if cut >= 0 else {}
         if stage:
             rank = b"_".join(labels[k] for k in (b"dp_rank", b"pp_rank", b"tp_rank") if k in labels).decode(
                 errors="replace"
             )
             key = ("busy_" if "stage" in name else "idle_") + (rank or "0")
+            if key not in found and len(found) >= MANY_RANKS:
+                continue
             found[key] = found.get(key, 0.0) + value
         elif field is None:
             found["transfer"] = found.get("transfer", 0.0) + (
@@ -124,7 +132,7 @@ class CountersSignal:
             )
             return engine.name, Blind(f"/metrics: {answer.said}{hint}")
         self.keep(engine.name, answer.body)
-        values = parse(answer.body)
+        values = await asyncio.to_thread(parse, answer.body) if len(answer.body) > ASIDE_BYTES else parse(answer.body)
         if not values:
             return engine.name, Blind("/metrics has none of the known names")
         return engine.name, {**values, "held": held(values), "at": at}

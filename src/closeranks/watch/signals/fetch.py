@@ -2,11 +2,15 @@
 
 import asyncio
 import time
+from typing import Any
 
 import aiohttp
 import msgspec
 
 BODY_BYTES = 8 << 20
+PLAIN = {"Accept-Encoding": "identity"}
+"""Nothing is unpacked: a few kilobytes of a compressed answer can be gigabytes."""
+REDIRECTS = 3
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -18,15 +22,26 @@ class Answer(msgspec.Struct, frozen=True):
     error: str = ""
     accepted: bool = False
     """The port took the connection, whatever came of it."""
+    cut: bool = False
+    """There was more than `BODY_BYTES`: what is here tells nothing."""
 
     @property
     def ok(self) -> bool:
-        return self.status == 200
+        return self.status == 200 and not self.cut
 
     @property
     def said(self) -> str:
         """In words, without the body."""
+        if self.cut:
+            return f"HTTP {self.status} with more than {BODY_BYTES >> 20} MiB"
         return f"HTTP {self.status}" if self.status else self.error
+
+    def json(self) -> Any:
+        """The body decoded; None if it is no JSON."""
+        try:
+            return msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, RecursionError):  # of ten thousand brackets, too
+            return None
 
 
 class Client:
@@ -49,16 +64,24 @@ class Client:
         if self._session is None:
             # A connection of its own per request: one kept alive tells nothing about a port that stopped accepting.
             connector = aiohttp.TCPConnector(force_close=True, limit=64)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, trust_env=False)
+            self._session = aiohttp.ClientSession(
+                connector=connector, headers=self._headers | PLAIN, trust_env=False, auto_decompress=False
+            )
         began, limit = time.monotonic(), limit_s or self.limit_s
         timeout = aiohttp.ClientTimeout(total=limit, connect=min(2.0, limit))
         headers = {"Content-Type": "application/json"} if body is not None else None
         try:
-            async with self._session.request(method, url, data=body, headers=headers, timeout=timeout) as answer:
-                content = await answer.content.read(BODY_BYTES)
-                while len(content) < BODY_BYTES and (more := await answer.content.read(BODY_BYTES - len(content))):
-                    content += more
-                return Answer(answer.status, content, time.monotonic() - began, accepted=True)
+            async with self._session.request(
+                method, url, data=body, headers=headers, timeout=timeout, max_redirects=REDIRECTS
+            ) as answer:
+                content = bytearray()
+                async for part in answer.content.iter_any():
+                    content += part
+                    if len(content) > BODY_BYTES:
+                        return Answer(answer.status, b"", time.monotonic() - began, accepted=True, cut=True)
+                return Answer(answer.status, bytes(content), time.monotonic() - began, accepted=True)
+        except aiohttp.TooManyRedirects as error:  # an answer, though none that leads anywhere
+            return Answer(error.history[-1].status, b"", time.monotonic() - began, accepted=True)
         except aiohttp.ClientConnectorError as error:
             return Answer(0, b"", time.monotonic() - began, f"cannot connect: {error.os_error.strerror or error}")
         except aiohttp.ConnectionTimeoutError:

@@ -5,12 +5,11 @@ to the publishing interval (15 s).
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
-
-import msgspec
 
 from closeranks.watch.signals import NO_ADDRESS, Readings
 from closeranks.watch.signals.fetch import Client
@@ -25,13 +24,12 @@ _QUEUES = {
 }
 
 
-def parse(body: bytes) -> dict[str, float] | None:
-    """Values of an answer: `heartbeat` and `age` of the oldest scheduler in seconds, requests and queues summed.
+def parse(answer: Any) -> dict[str, float] | None:
+    """Values of a decoded answer: `heartbeat` and `age` of the oldest scheduler in seconds, requests and queues summed.
 
     None when it is no such answer.
     """
     try:
-        answer: Any = msgspec.json.decode(body)
         loads = answer["loads"]
         beats = [float(load["timestamp"]) for load in loads]
         found = {"heartbeat": min(beats), "age": _seconds(answer["timestamp"]) - min(beats)}
@@ -41,9 +39,9 @@ def parse(body: bytes) -> dict[str, float] | None:
             queues = [load.get("disaggregation") or {} for load in loads]
             if any(name in queue for queue in queues):
                 found[field] = sum(float(queue.get(name, 0)) for queue in queues)
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
-    return found
+    return found if all(map(math.isfinite, found.values())) else None
 
 
 def _seconds(said: object) -> float:
@@ -73,7 +71,7 @@ class LoadsSignal:
         if engine.url is None:
             return engine.name, NO_ADDRESS
         answer = await self._client.get(f"{engine.url}/v1/loads")
-        values = parse(answer.body) if answer.ok else None
+        values = parse(answer.json()) if answer.ok else None
         if values is None:
             return engine.name, Blind(f"/v1/loads: {answer.said if not answer.ok else 'not the known form'}")
         self.bodies[engine.name] = answer.body

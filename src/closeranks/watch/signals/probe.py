@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
-from closeranks.watch.discover import flag
+from closeranks.watch.discover import MOST_PORTS, flag, number
 from closeranks.watch.signals import Readings
 from closeranks.watch.signals.fetch import Answer, Client
 from closeranks.watch.snapshot import Blind, EngineSeen
@@ -98,18 +96,18 @@ class ProbeSignal:
         if url not in self._models:
             answer = await self._client.get(f"{url}/v1/models")
             try:
-                self._models[url] = str(msgspec.json.decode(answer.body)["data"][0]["id"])
-            except (msgspec.DecodeError, KeyError, IndexError, TypeError):
+                self._models[url] = str(answer.json()["data"][0]["id"])
+            except (KeyError, IndexError, TypeError):
                 return "default"
         return self._models[url]
 
     async def _sglang_pair(self, prefill: EngineSeen, decode: EngineSeen) -> str | None:
         """What the router does: the same request to both, with one room."""
         rid = PREFIX + secrets.token_hex(6)
-        port = flag(prefill.argv, "--disaggregation-bootstrap-port") or "8998"
+        port = number(flag(prefill.argv, "--disaggregation-bootstrap-port"), MOST_PORTS)
         body = _generate(rid) | {
             "bootstrap_host": urlsplit(str(prefill.url)).hostname,
-            "bootstrap_port": int(port) if port.isdecimal() else 8998,
+            "bootstrap_port": port or 8998,
             "bootstrap_room": secrets.randbits(62),
         }
         answers = await asyncio.gather(
@@ -138,8 +136,8 @@ class ProbeSignal:
         if not first.ok:
             return _said(first)
         try:
-            params = msgspec.json.decode(first.body)["kv_transfer_params"]
-        except (msgspec.DecodeError, KeyError, TypeError):
+            params = first.json()["kv_transfer_params"]
+        except (KeyError, TypeError):
             return "prefill gave no transfer parameters"
         return _said(
             await self._client.post(f"{decode.url}/v1/completions", body | {"kv_transfer_params": params}, LIMIT_S)

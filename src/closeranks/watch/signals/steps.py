@@ -3,15 +3,14 @@
 Every epoch steps at least once a second, also without work, so a step counter that stands is a sign by itself.
 """
 
+import math
 import re
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from closeranks.watch.signals import Readings
 from closeranks.watch.signals.counters import CountersSignal
-from closeranks.watch.signals.fetch import Client
+from closeranks.watch.signals.fetch import Answer, Client
 from closeranks.watch.snapshot import Blind, EngineSeen
 from closeranks.watch.snapshot import Signal as SignalName
 
@@ -32,9 +31,13 @@ def parse(body: bytes) -> dict[str, dict[str, float]]:
     """Engine → values, of a gateway's `/metrics`."""
     found: dict[str, dict[str, float]] = {}
     for name, engine, value in _LINE.findall(body):
-        field = _FIELDS.get(name.decode())
-        if field is not None:
-            found.setdefault(engine.decode(errors="replace"), {})[field] = float(value)
+        field = _FIELDS.get(name.decode(errors="replace"))
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        if field is not None and math.isfinite(number):
+            found.setdefault(engine.decode(errors="replace"), {})[field] = number
     return found
 
 
@@ -70,7 +73,7 @@ class StepsSignal:
                 found[engine.name] = {
                     **own,
                     "at": at,
-                    "unhealthy": _reasons(health.body) if health.status == 503 else "",
+                    "unhealthy": _reasons(health) if health.status == 503 else "",
                 }
         for engine in ours:
             if engine.url is None:
@@ -78,11 +81,8 @@ class StepsSignal:
         return found
 
 
-def _reasons(body: bytes) -> str:
+def _reasons(health: Answer) -> str:
     """What a 503 of `/health` says."""
-    try:
-        answer = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return "it says 503"
+    answer = health.json()
     reasons = answer.get("reasons") if isinstance(answer, dict) else None
     return "; ".join(str(r) for r in reasons[:3])[:300] if isinstance(reasons, list) and reasons else "it says 503"
