@@ -15,14 +15,14 @@ from aiohttp import ClientSession
 
 from closeranks.cli.main import main
 from closeranks.evidence import capture
-from closeranks.watch import server, verdict
+from closeranks.watch import procfs, server, verdict
 from closeranks.watch.incident import Incident
 from closeranks.watch.loop import Watch
-from closeranks.watch.machine import Memory
+from closeranks.watch.machine import Memory, Past
 from closeranks.watch.recover_state import NOT_OURS
 from closeranks.watch.settings import Settings
 from closeranks.watch.signals import stacks
-from closeranks.watch.snapshot import Evidence, State
+from closeranks.watch.snapshot import Evidence, Proc, ProcRole, State
 from closeranks.watch.verdict import Judged, beside_proof
 from tests.watch.looks import NAME, engine
 
@@ -144,6 +144,23 @@ def test_a_confirmed_engine_gets_one_bundle_and_the_caller_is_told(tmp_path: Pat
     assert [found.engine for found in told] == [NAME]
     assert len(list(tmp_path.iterdir())) == 1
     assert json.loads((next(tmp_path.iterdir()) / "manifest.json").read_text())["engine"] == NAME
+
+
+def test_the_log_of_an_engine_that_is_gone_as_a_whole_is_in_its_bundle(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("[x] Subprocess scheduler_1 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n")
+    seen = msgspec.structs.replace(engine(base=NO_PID), logs=(str(log),), url=None)
+
+    async def go() -> None:
+        watch = Watch(Settings(bundle_dir=str(tmp_path / "bundles")))
+        watch.on_change = lambda old, state: None
+        watch.memory = Memory(past={NAME: Past(seen, 0.0, 0.0)}, states={NAME: CONFIRMED})
+        watch._changed(None, CONFIRMED)
+        await watch.close(500)
+
+    asyncio.run(go())
+    (folder,) = (tmp_path / "bundles").iterdir()
+    assert "exit code -9" in (folder / NAME / "engine.log").read_text()
 
 
 def test_another_life_that_is_confirmed_gets_a_bundle_of_its_own(

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import structlog
 
 from closeranks.watch import machine
@@ -223,7 +224,7 @@ class Watch:
         """Evidence of one after the other: two at a time would dump the same processes."""
         async with self._one_incident:
             rounds = await self._fresh_rounds()
-            incident = await self.keeper.keep(state, self.snapshot, self.states, rounds)
+            incident = await self.keeper.keep(state, self._with_gone(state.engine), self.states, rounds)
             self.incidents.append(incident)
             del self.incidents[:-50]
             self.incidents_total += 1
@@ -239,6 +240,13 @@ class Watch:
             )
         if self.on_incident is not None:
             await self.on_incident(incident)
+
+    def _with_gone(self, name: str) -> Snapshot:
+        """The last look; with this engine as it was last seen, when nothing is left of it: its log is."""
+        past = self.memory.past.get(name)
+        if past is None or any(e.name == name for e in self.snapshot.engines):
+            return self.snapshot
+        return msgspec.structs.replace(self.snapshot, engines=(*self.snapshot.engines, past.engine))
 
     async def _fresh_rounds(self) -> stacks.Rounds | None:
         """The dumps of this suspicion, those in progress, or new ones; None if none can be had in time."""
