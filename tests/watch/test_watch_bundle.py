@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from closeranks.evidence import gather
-from closeranks.watch import incident
+from closeranks.watch import incident, procfs
 from closeranks.watch.incident import Keeper
 from closeranks.watch.signals.counters import CountersSignal
 from closeranks.watch.signals.fetch import Client
@@ -57,7 +57,9 @@ def child(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def engine_of(process: "subprocess.Popen[bytes]", url: str, log: Path) -> EngineSeen:
-    procs = (Proc(process.pid, 1, 1, "launcher", "decode-1", None, "python3"),)
+    row = procfs.row(process.pid)
+    assert row is not None
+    procs = (Proc(process.pid, row.start_time, row.ppid, "launcher", "decode-1", None, "python3"),)
     argv = ("python3", "-m", "sglang.launch_server", "--api-key", KEY, f"--admin-api-key={PASSWORD}", "--tp-size", "2")
     return EngineSeen("decode-1", "sglang", "decode", url, procs, argv, logs=(str(log),))
 

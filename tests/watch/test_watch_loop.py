@@ -30,13 +30,40 @@ CONFIRMED = State(NAME, "confirmed", (Evidence("log", None, "its log says: x"),)
 NO_PID = 2**22 + 7
 
 
+def myself(role: ProcRole, start_time: int = 0) -> Proc:
+    row = procfs.row(os.getpid())
+    assert row is not None
+    return Proc(row.pid, start_time or row.start_time, row.ppid, role, NAME, None, "python3")
+
+
+def test_of_a_pid_that_is_anothers_nothing_is_kept(tmp_path: Path) -> None:
+    """Its engine died, and somebody was started who is none of ours: not dumped, not read, not in the bundle."""
+    strangers = (myself("launcher", 1), myself("leader", 1))
+    seen = msgspec.structs.replace(engine(), url=None, procs=strangers)
+
+    async def go() -> tuple[stacks.Rounds, dict[str, bytes], dict[str, str]]:
+        watch = Watch(Settings(bundle_dir=str(tmp_path)))
+        rounds = await stacks.take([seen], stacks.Dumping(), 0.1)
+        files = await watch.keeper.collect([seen], rounds)
+        await watch.close()
+        return rounds, files.contents, await stacks.native(seen)
+
+    rounds, files, native = asyncio.run(go())
+    assert set(rounds.first.values()) == {f"no stacks: {stacks.GONE}\n"}
+    assert set(rounds.proc_first.values()) == {f"{stacks.GONE}\n"}
+    assert native == {}
+    assert f"{NAME}/environment.txt" not in files
+    assert f"{NAME}/flags.txt" in files
+    assert f"{os.getpid()} " not in b"".join(files.values()).decode()
+
+
 def test_a_py_spy_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "py-spy"
     program.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/pids\nexec sleep 600\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(capture, "py_spy", lambda: str(program))
     monkeypatch.setattr(stacks, "PY_SPY_S", 0.5)
-    seen = msgspec.structs.replace(engine(), procs=engine(base=os.getpid()).procs[:1])
+    seen = msgspec.structs.replace(engine(), procs=(myself("launcher"),))
     dumping = stacks.Dumping()
     rounds = asyncio.run(stacks.take([seen], dumping, 0.1))
     assert "did not answer" in rounds.first[f"{NAME}/launcher"]

@@ -307,6 +307,7 @@ def test_a_process_that_engines_share_is_dumped_once(monkeypatch: pytest.MonkeyP
         return f"dump of {pid}"
 
     monkeypatch.setattr(stacks.capture, "stacks", dump)
+    monkeypatch.setattr(stacks.procfs, "reused", lambda pid, start_time: False)
     shared = Proc(7, 7, 1, "gateway", "", None, "closeranks::gateway")
     engines = [
         EngineSeen(name, "closeranks", "both", None, (Proc(pid, pid, 1, "leader", name, None, "x"), shared))

@@ -15,8 +15,8 @@ import structlog
 
 from closeranks.evidence import capture, gather, sockets
 from closeranks.evidence.redact import redact
+from closeranks.watch import procfs
 from closeranks.watch import verdict as judging
-from closeranks.watch.procfs import main_thread
 from closeranks.watch.signals import stacks
 from closeranks.watch.signals.counters import CountersSignal
 from closeranks.watch.signals.fetch import Answer, Client
@@ -183,6 +183,8 @@ class Keeper:
     async def _rest(self, files: gather.Files, engine: EngineSeen) -> None:
         name = engine.name
         head = engine.head or (engine.procs[0] if engine.procs else None)
+        if head is not None and procfs.reused(head.pid, head.start_time):
+            head = None
         if head is not None:
             await _add(files, f"{name}/environment.txt", await asyncio.to_thread(gather.environment, head.pid))
         await self._answers(files, engine)
@@ -275,9 +277,8 @@ def _stacks(rounds: Rounds) -> Iterator[tuple[str, str]]:
 
 
 def _living(engine: EngineSeen) -> list[int]:
-    """Its processes that are still there."""
-    seen = ((p, main_thread(p.pid)) for p in engine.procs)
-    return [p.pid for p, now in seen if now is not None and now.start_time == p.start_time and now.state != "Z"]
+    """Its processes, but those whose pid is another's by now."""
+    return [p.pid for p in engine.procs if not procfs.reused(p.pid, p.start_time)]
 
 
 def _ps(engines: Sequence[EngineSeen]) -> str:
@@ -285,7 +286,7 @@ def _ps(engines: Sequence[EngineSeen]) -> str:
     lines = ["  PID  PPID STAT WCHAN COMMAND"]
     for engine in engines:
         for process in engine.procs:
-            now = main_thread(process.pid)
+            now = procfs.main_thread(process.pid)
             gone = now is None or now.start_time != process.start_time
             state, wchan = ("gone", "-") if now is None or gone else (now.state, now.wchan or "-")
             title = process.title if "::" in process.title else f"{process.title} ({engine.kind} {process.role})"

@@ -140,6 +140,12 @@ def main_thread(pid: int) -> MainThread | None:
     )
 
 
+def reused(pid: int, start_time: int) -> bool:
+    """Whether the pid is of another process than the one that began then: whoever that is, it is none of ours."""
+    now = main_thread(pid)
+    return now is not None and now.start_time != start_time
+
+
 def listening(pid: int) -> dict[int, str]:
     """Ports on which a process listens (TCP), each with an address that reaches it. Needs its /proc/PID/fd."""
     inodes = set()

@@ -17,6 +17,7 @@ from closeranks.diagnose.collect import collect
 from closeranks.diagnose.facts import Stack
 from closeranks.diagnose.stacks import Position, helper_threads, position
 from closeranks.evidence import bundle, capture
+from closeranks.watch import procfs
 from closeranks.watch.signals import Readings, proc
 from closeranks.watch.snapshot import Blind, EngineSeen, Proc, Values
 
@@ -27,6 +28,7 @@ PY_SPY_S = 6.0
 NATIVE_S = 6.0
 """Patience with a dump of native frames, whose symbols are read first."""
 AT_ONCE = 4
+GONE = "the process is gone, and its pid is another's"
 _UPDATES = re.compile(r"^(update_weights\w*|_?update_weight\w*|load_weights\w*|release_memory\w*|resume_memory\w*)$")
 _SLOW = {"device_wait", "device_launch", "collective_device", "p2p_device", "implicit_sync", "kernel_call", "compile",
          "ep_dispatch", "nccl_internal", "module_load"}  # fmt: skip
@@ -94,14 +96,16 @@ async def _window(rounds: Rounds, until: float) -> None:
 
 async def native(engine: EngineSeen) -> dict[str, str]:
     """Label → py-spy's text with native frames, of the processes that decide; what could not be read is left out."""
-    texts = await _read((p.pid for p in engine.deciders), NATIVE_S, native=True)
-    return {p.label: texts[p.pid] for p in engine.deciders if _stack(texts[p.pid]) is not None}
+    own = [p for p in engine.deciders if not procfs.reused(p.pid, p.start_time)]
+    texts = await _read((p.pid for p in own), NATIVE_S, native=True)
+    return {p.label: texts[p.pid] for p in own if _stack(texts[p.pid]) is not None}
 
 
 async def _dump(engines: Iterable[EngineSeen]) -> dict[str, str]:
-    wanted = {f"{e.name}/{p.label}": p.pid for e in engines for p in e.parts}
-    texts = await _read(wanted.values(), PY_SPY_S)
-    return {key: texts[pid] for key, pid in wanted.items()}
+    wanted = {f"{e.name}/{p.label}": p for e in engines for p in e.parts}
+    ours = {key: p.pid for key, p in wanted.items() if not procfs.reused(p.pid, p.start_time)}
+    texts = await _read(ours.values(), PY_SPY_S)
+    return {key: texts[ours[key]] if key in ours else f"no stacks: {GONE}\n" for key in wanted}
 
 
 async def _read(pids: Iterable[int], timeout_s: float, native: bool = False) -> dict[int, str]:
@@ -117,8 +121,9 @@ async def _read(pids: Iterable[int], timeout_s: float, native: bool = False) -> 
 
 
 def _quiet(engines: Sequence[EngineSeen]) -> tuple[Readings, dict[str, str]]:
-    texts = {f"{e.name}/{p.label}": capture.proc(p.pid) for e in engines for p in e.parts}
-    return {f"{e.name}/{p.label}": proc.one(p) for e in engines for p in e.parts}, texts
+    parts = {f"{e.name}/{p.label}": p for e in engines for p in e.parts}
+    texts = {k: f"{GONE}\n" if procfs.reused(p.pid, p.start_time) else capture.proc(p.pid) for k, p in parts.items()}
+    return {key: proc.one(p) for key, p in parts.items()}, texts
 
 
 def judge(rounds: Rounds) -> Readings:
