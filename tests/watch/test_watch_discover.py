@@ -69,6 +69,18 @@ def test_two_engines_of_one_port_are_two_and_keep_their_names(port: str, monkeyp
     assert names == [{"decode-30000": 100}, both, both, {"decode-30000-pid200": 200}]
 
 
+def test_what_is_left_of_a_dead_launcher_does_not_keep_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was killed, nobody has waited for it yet, and the engine is started again on the same port."""
+    first, second = [(row(n, 1, DECODE), row(n + 1, n, "sglang::scheduler_TP0")) for n in (100, 200)]
+    zombie = (row(100, 1, DECODE, "Z"),)
+    monkeypatch.setattr("closeranks.watch.procfs.listening", lambda pid: {})
+    finder, names = Finder(), []
+    for rows in (first, zombie, (*zombie, *second), second):
+        monkeypatch.setattr("closeranks.watch.procfs.scan", lambda known, again, rows=rows: table(*rows))
+        names.append({e.name: e.procs[0].pid for e in finder.find()})
+    assert names == [{"decode-31022": 100}, {"decode-31022": 100}, {"decode-31022": 200}, {"decode-31022": 200}]
+
+
 @pytest.mark.parametrize(
     "word", ["9" * 5000, "99999999", "-1", "\u0663\u0660", "\u00b2", "0x1f", "", " ", "[" * 100_000, "{" * 100_000]
 )

@@ -164,7 +164,9 @@ def test_what_a_log_says() -> None:
     assert log.thread == "bootstrap_thread"
     lines(log, "[x TP2] Scheduler hit an exception: Traceback (most recent call last):")
     assert log.crash == "the scheduler raised an exception"
-    lines(log, "[x] server_args=ServerArgs(model_path='tiny')")
+    lines(log, "[x]     scheduler = Scheduler(server_args=server_args, port_args=port_args)")
+    assert log.crash
+    lines(log, "[x] server_args={'model_path': 'tiny', 'tp_size': 2}")  # SGLang 0.5.23
     assert (log.ready, log.crash, log.thread) == (False, "", "")
 
 

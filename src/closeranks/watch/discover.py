@@ -331,7 +331,10 @@ class Finder:
         return self.engines
 
     def _told_apart(self, engines: Sequence[EngineSeen]) -> list[EngineSeen]:
-        """Two of one name (one port, in network namespaces of their own): who had it keeps it, for its life."""
+        """Two of one name (one port, in network namespaces of their own): who had it keeps it, for its life. What is
+        left of a dead one, such as a launcher that nobody has waited for yet, is replaced."""
+        living = {e.name for e in engines if e.head is not None and self._lives(e.head)}
+        engines = [e for e in engines if e.name not in living or e.head is None or self._lives(e.head)]
         old = {(e.head.pid, e.head.start_time): e.name for e in self.engines if e.head is not None}
         heads = [(e.head.pid, e.head.start_time) if e.head is not None else None for e in engines]
         taken = {e.name for e, head in zip(engines, heads, strict=True) if head is None or old.get(head) == e.name}
@@ -345,6 +348,10 @@ class Finder:
             procs = tuple(msgspec.structs.replace(p, engine=name) for p in engine.procs)
             made.append(msgspec.structs.replace(engine, name=name, procs=procs))
         return made
+
+    def _lives(self, process: Proc) -> bool:
+        row = self.table.get(process.pid)
+        return row is not None and row.start_time == process.start_time and row.state not in ("Z", "X")
 
     def _wanted(self, engine: EngineSeen) -> bool:
         if not self._pids and not self._ports:

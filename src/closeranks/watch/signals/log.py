@@ -19,7 +19,7 @@ LEFT_S = 60.0
 LOOK_BYTES = 4 << 20
 """Read at most so much at a look; what a flood wrote beyond it is skipped and said."""
 
-_STARTS = (b"server_args=ServerArgs", b"vLLM API server version", b"non-default args")
+_STARTS = (b"server_args=ServerArgs(", b"server_args={'", b"vLLM API server version", b"non-default args")
 _READY = (
     b"The server is fired up and ready to roll",
     b"Application startup complete",
