@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from closeranks.diagnose.judge import diagnose_paths
 from closeranks.faults import RECORD
 from closeranks.supervise import engine as engine_module
 from closeranks.supervise.engine import Engine, Epoch, Program, State
@@ -76,6 +77,13 @@ async def until(seen: asyncio.Queue[State], state: State) -> None:
         pass
 
 
+def verdict(engine: Engine) -> tuple[str, str, str]:
+    """Class, certainty and the first words of what `diagnose` says of the last incident."""
+    assert engine.last_incident is not None
+    main = diagnose_paths([engine.last_incident]).findings[0]
+    return main.cls, main.certainty, main.summary.partition(";")[0]
+
+
 def test_a_dead_rank_replaces_the_whole_engine(tmp_path: Path, program: str) -> None:
     async def main() -> None:
         engine, seen = make(tmp_path, planned(program, lambda epoch, name: None))
@@ -94,6 +102,7 @@ def test_a_dead_rank_replaces_the_whole_engine(tmp_path: Path, program: str) -> 
             assert manifest["exit_codes"]["rank1"] == -signal.SIGKILL
             assert "rank1 was ended by signal 9" in manifest["reason"]
             assert "scripted" in (engine.last_incident / "rank0.stacks.txt").read_text()
+            assert verdict(engine) == ("DEAD_PEER", "shown", "rank 1 of prefill was ended from outside (SIGKILL)")
 
         await drive(engine, seen, steps)
         assert engine.state is State.STOPPED
@@ -114,6 +123,7 @@ def test_the_reason_is_the_one_the_leader_gave(tmp_path: Path, program: str) -> 
             assert engine.last_incident is not None
             manifest = json.loads((engine.last_incident / "manifest.json").read_text())
             assert manifest["reason"] == "planned: by the test (leader exited with 70 (fault))"
+            assert verdict(engine) == ("CRASH_LOOKS_LIKE_HANG", "shown", "leader of prefill raised planned")
 
         await drive(engine, seen, steps)
 
@@ -130,6 +140,7 @@ def test_a_stopped_leader_is_noticed(tmp_path: Path, program: str) -> None:
             await until(seen, State.RECOVERING)
             await until(seen, State.RUNNING)
             assert engine.epoch.number == 2
+            assert verdict(engine) == ("MISSING_PARTICIPANT", "shown", "leader of prefill was stopped by a signal")
 
         await drive(engine, seen, steps)
 
@@ -152,6 +163,7 @@ def test_a_removed_folder_ends_the_epoch_and_the_next_has_one(tmp_path: Path, pr
             assert engine.last_incident is not None
             manifest = json.loads((engine.last_incident / "manifest.json").read_text())
             assert "has been removed" in manifest["reason"]
+            assert verdict(engine) == ("IPC_OR_EXTERNAL_LOST", "shown", "The run folder of prefill was removed")
 
         await drive(engine, seen, steps)
 

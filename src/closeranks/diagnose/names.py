@@ -6,6 +6,7 @@ from closeranks.diagnose.facts import Who
 
 _PART = re.compile(r"(?<![A-Za-z])(ATTN_CP|MOE_DP|DP|PP|TP|EP)(\d+)(?![A-Za-z])")
 _SGLANG = re.compile(r"sglang(?:[_-]?\w+)?::(\w[\w/]*)")
+_OURS = re.compile(r"closeranks::(rank|leader|gateway)\b")
 _VLLM = re.compile(r"VLLM::(EngineCor\w*|Worker\w*|APIServer\w*|ApiServer\w*|DPCoordinator\w*)")
 _VLLM_PROC = re.compile(
     r"(?i:\b(EngineCore|Worker|APIServer|ApiServer|VllmWorker|VllmWorkerProcess|RayWorkerWrapper|RayWorkerProc|DPCoordinator)"
@@ -22,6 +23,9 @@ def parts(text: str) -> dict[str, int]:
 def from_title(title: str) -> Who | None:
     """The process behind a title or command line of ps or py-spy; None when nothing in it is known."""
     title = title[:400]
+    if m := _OURS.search(title):
+        kind = {"rank": "worker", "leader": "launcher", "gateway": "router"}[m[1]]
+        return Who(kind=kind, family="closeranks", **parts(title))
     if m := _SGLANG.search(title):
         word = m[1]
         if word.startswith("schedul"):

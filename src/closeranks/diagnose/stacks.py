@@ -63,7 +63,7 @@ _P2P = {
     "recv_tensor", "send_tensor", "pp_recv", "pp_send", "wait_pp_recv",
 }  # fmt: skip
 _DIST_FILE = re.compile(
-    r"distributed_c10d|parallel_state|pynccl|communicat|comm\w*\.py|device_communicators|dist\w*\.py|mpi|gloo|custom_all_reduce"
+    r"distributed_c10d|parallel_state|pynccl|communicat|comm\w*\.py|device_communicators|dist\w*\.py|mpi|gloo|custom_all_reduce|engine/rank/collectives/"
 )
 _DEVICE_WAIT = {
     "synchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cudaStreamSynchronize",
@@ -352,6 +352,8 @@ def _idle(f: Frame, outer: list[str], frames: tuple[Frame, ...], i: int) -> bool
     if f.name in ("dequeue", "acquire_read", "wait") and "worker_busy_loop" in near:
         return not any(o in ("get_response", "_wait_for_response", "collective_rpc") for o in near)
     if f.name in ("get", "_process_input_queue", "poll") and "_process_input_queue" in near:
+        return True
+    if f.name in ("poll", "_next") and any(g.name == "_next" and "engine/rank/" in g.file for g in frames[i : i + 4]):
         return True
     if f.name in ("sock_recv", "recv_pyobj", "recv") and any("event_loop" in o for o in near):
         return True

@@ -155,7 +155,7 @@ class PySpyText:
                 pid=self.pid,
                 threads=threads,
                 tool="py-spy",
-                role=role_of(threads),
+                role=role_of(threads) or names.role_in_path(self.title or ""),
             )
         self.open = False
         self._reset(None, None, None, self.src, None)
@@ -207,7 +207,7 @@ class PySpyJson:
                 pid=pid,
                 threads=marked,
                 tool="py-spy json",
-                role=role_of(marked),
+                role=role_of(marked) or names.role_in_path(command),
             )
 
 
