@@ -299,3 +299,13 @@ def test_the_gateway_goes_on_after_all_that(service: Running) -> None:
     with socket.create_connection(("127.0.0.1", service.port)):
         pass
     assert call(service.url + "/health")[0] == 200
+
+
+def test_the_log_tells_which_field_was_refused_and_not_what_it_held(service: Running) -> None:
+    rid = "refused-field"
+    body = chat(messages=[{"role": "user", "content": "xyzzy-prompt"}], stop=["xyzzy-stop"] * 17)
+    assert call(service.url + CHAT, body, headers={"X-Request-Id": rid})[0] == 400
+    wait_for(lambda: rid in service.log.read_text())
+    (line,) = [json.loads(text) for text in service.log.read_text().splitlines() if rid in text]
+    assert (line["event"], line["status"], line["field"]) == ("refused", 400, "stop")
+    assert "xyzzy" not in service.log.read_text()

@@ -92,7 +92,8 @@ async def _handle(gateway: Gateway, handler: Handler, endpoint: str, key: str, r
         gateway.metrics.http.labels(endpoint, str(error.status)).inc()
         seconds = round(gateway.clock() - began, 4)
         said = str(error.message)[:200] if error.status != 400 else None  # 400s may quote what the client sent
-        log.info("refused", rid=rid, endpoint=endpoint, status=error.status, code=error.code, why=said, seconds=seconds)
+        why = {"code": error.code, "field": error.param and error.param[:64], "why": said}
+        log.info("refused", rid=rid, endpoint=endpoint, status=error.status, seconds=seconds, **why)
     except ClientDisconnect:
         log.info("client left", rid=rid, endpoint=endpoint)
         gateway.metrics.disconnects.inc()
