@@ -2,6 +2,8 @@
 
 import asyncio
 import gzip
+import os
+import threading
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from closeranks.watch.aside import Aside
 from closeranks.watch.signals import Reader, Readings, counters, gpu, loads, stacks, steps
 from closeranks.watch.signals.fetch import BODY_BYTES, Answer, Client
 from closeranks.watch.signals.log import Followed, LogSignal
@@ -385,7 +388,7 @@ def test_answers_errors_and_silence_over_http() -> None:
 
 def test_servers_of_rubbish_are_blind_each_for_itself() -> None:
     """A bomb, a page without end, redirects in a circle, brackets: said with the reason, in little memory."""
-    bomb = gzip.compress(b"sglang:num_running_reqs 1\n" * 4_000_000)
+    bomb = gzip.compress(b"sglang:num_running_reqs 1\n" * 1_000_000, 1)
     sent = 0
 
     async def packed(request: web.Request) -> web.Response:
@@ -546,6 +549,58 @@ def test_a_signal_that_hangs_beyond_cancelling_is_not_started_twice() -> None:
         await reader.close()
 
     asyncio.run(go())
+
+
+def test_a_log_that_hangs_takes_one_thread_and_nothing_else(tmp_path: Path) -> None:
+    """As on a file system that is gone: its opening never comes back."""
+    fifo = tmp_path / "engine.log"
+    os.mkfifo(fifo)
+
+    class Given(LogSignal):
+        every_s = 0.0
+        limit_s = 0.05
+        reads = 0
+
+        async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
+            self.reads += 1
+            return await super().read(engines, urgent)
+
+    async def go() -> int:
+        signal = Given({NAME: str(fifo)})
+        reader = Reader(signal)
+        await _looks(reader, lambda: signal.reads > 40)
+        blind = reader.latest[NAME]
+        assert isinstance(blind, Blind)
+        assert "no answer" in blind.reason
+        assert await asyncio.to_thread(lambda: 1) == 1
+        await reader.close()
+        return sum(t.name == "aside log" for t in threading.enumerate())
+
+    assert asyncio.run(go()) == 1, "and the loop ended in spite of it"
+    os.close(os.open(fifo, os.O_RDWR))
+
+
+def test_a_call_that_was_given_up_is_waited_for_by_the_next() -> None:
+    async def go() -> list[str]:
+        aside, began, release, done = Aside("test"), threading.Event(), threading.Event(), list[str]()
+
+        def slow() -> None:
+            began.set()
+            release.wait()
+            done.append("first")
+
+        first = asyncio.create_task(aside.run(slow))
+        await asyncio.to_thread(began.wait)
+        first.cancel()
+        second = asyncio.create_task(aside.run(lambda: done.append("second")))
+        await asyncio.sleep(0)
+        release.set()
+        await second
+        with pytest.raises(ZeroDivisionError):
+            await aside.run(lambda: 1 / 0)
+        return done
+
+    assert asyncio.run(go()) == ["first", "second"]
 
 
 def test_a_signal_that_fails_is_blind_with_the_reason() -> None:

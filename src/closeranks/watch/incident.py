@@ -7,8 +7,10 @@ A source that gives nothing is a note in the manifest.
 import asyncio
 import os
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -17,6 +19,7 @@ from closeranks.evidence import capture, gather, sockets
 from closeranks.evidence.redact import redact
 from closeranks.watch import procfs
 from closeranks.watch import verdict as judging
+from closeranks.watch.aside import Aside
 from closeranks.watch.signals import stacks
 from closeranks.watch.signals.counters import CountersSignal
 from closeranks.watch.signals.fetch import Answer, Client
@@ -31,6 +34,8 @@ HEALTH_S = 5.0
 ASK_AGAIN_S = 30.0
 """An engine's `/health` costs it a request; its probes pile up in one that stands."""
 RECORDER_FILES = 64
+STORE_S = 10.0
+"""Patience with the disk of the bundles."""
 LAST_WAIT_S = 1.0
 """For an answer that has not come when everything else has."""
 GATHER_S = 8.0
@@ -39,6 +44,8 @@ ESSENTIALS_S = 6.0
 """Bound on that, for each engine. Cleaning half a megabyte of a log can take longer on a machine without a free CPU."""
 LOG_END_BYTES = 48 << 10
 """The end of a log comes first, all of it when there is time."""
+P = ParamSpec("P")
+T = TypeVar("T")
 log = structlog.get_logger()
 
 
@@ -74,6 +81,8 @@ class Keeper:
         self._client, self._pages, self._loads, self._logs, self._gpu = client, pages, loads, logs, gpu
         self._recorder = (recorder,) if recorder else ()
         self._judge = judging.Judge()
+        self._disk = Aside("bundles")
+        self._reads: dict[str, Aside] = {}
         self._asked: dict[str, dict[str, tuple[float, asyncio.Task[Answer]]]] = {}
 
     async def prepare(self, engines: Sequence[EngineSeen]) -> None:
@@ -116,10 +125,11 @@ class Keeper:
         verdict_s = time.time() - began
         if folder is not None:
             said = {"verdict": judged.cls, "certainty": judged.certainty, "summary": judged.summary}
+            more, facts = {**deeper, **judged.files}, {**facts, **said}
             try:
-                await asyncio.to_thread(gather.extend, folder, {**deeper, **judged.files}, {**facts, **said})
-            except OSError as error:
-                log.error("verdict could not be stored", folder=str(folder), error=error.strerror)
+                await asyncio.wait_for(self._disk.run(partial(gather.extend, folder, more, facts)), STORE_S)
+            except (OSError, ValueError) as error:  # ValueError: its manifest is not what was written
+                log.error("verdict could not be stored", folder=str(folder), error=str(error) or "the disk hangs")
         return Incident(
             state.engine,
             began,
@@ -145,7 +155,8 @@ class Keeper:
 
     async def _store(self, files: gather.Files, engine: str, facts: Mapping[str, object]) -> Path | None:
         try:
-            return await asyncio.wait_for(asyncio.to_thread(gather.store, files, self._folder, engine, facts), 10.0)
+            storing = self._disk.run(partial(gather.store, files, self._folder, engine, facts))
+            return await asyncio.wait_for(storing, STORE_S)
         except TimeoutError:
             log.error("bundle could not be stored: the disk does not answer", folder=str(self._folder))
         except OSError as error:
@@ -170,7 +181,7 @@ class Keeper:
         """Flags, connections, the end of the log, loads and counters."""
         name = engine.name
         await _add(files, f"{name}/flags.txt", " ".join(engine.argv) + "\n")
-        await _add(files, f"{name}/ss.txt", await asyncio.to_thread(sockets.waiting, _living(engine), names))
+        await _add(files, f"{name}/ss.txt", await self._read(engine, sockets.waiting, _living(engine), names))
         await self._log(files, engine, LOG_END_BYTES)
         if name in self._loads.bodies:
             await _add(files, f"{name}/loads.json", self._loads.bodies[name])
@@ -186,17 +197,21 @@ class Keeper:
         if head is not None and procfs.reused(head.pid, head.start_time):
             head = None
         if head is not None:
-            await _add(files, f"{name}/environment.txt", await asyncio.to_thread(gather.environment, head.pid))
+            await _add(files, f"{name}/environment.txt", await self._read(engine, gather.environment, head.pid))
         await self._answers(files, engine)
         await self._log(files, engine, gather.LOG_BYTES)
         if head is not None:  # last, as they are the largest: what there is no time for is lost
-            for record in await asyncio.to_thread(recorder_files, head.pid, self._logs.paths(engine)):
-                data = await asyncio.to_thread(capture.tail, record, gather.FILE_BYTES)
+            for record in await self._read(engine, recorder_files, head.pid, self._logs.paths(engine)):
+                data = await self._read(engine, capture.tail, record, gather.FILE_BYTES)
                 await _add(files, f"{name}/{record.name}", data)
+
+    async def _read(self, engine: EngineSeen, what: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+        """A blocking call about one engine: one that hangs holds up no other engine's."""
+        return await self._reads.setdefault(engine.name, Aside("evidence")).run(lambda: what(*args, **more))
 
     async def _log(self, files: gather.Files, engine: EngineSeen, limit: int) -> None:
         for number, path in enumerate(self._logs.paths(engine)):
-            text = await asyncio.to_thread(gather.log_tail, Path(path), limit)
+            text = await self._read(engine, gather.log_tail, Path(path), limit)
             await _add(files, f"{engine.name}/engine{number or ''}.log", text)
 
     async def _answers(self, files: gather.Files, engine: EngineSeen) -> None:

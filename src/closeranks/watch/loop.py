@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from closeranks.watch import machine
+from closeranks.watch.aside import Aside
 from closeranks.watch.discover import Finder
 from closeranks.watch.incident import Incident, Keeper
 from closeranks.watch.limits import DEFAULT, Limits
@@ -97,6 +98,7 @@ class Watch:
         self._rounds: stacks.Rounds | None = None
         self._dump: asyncio.Task[stacks.Rounds] | None = None
         self._find: asyncio.Task[tuple[EngineSeen, ...]] | None = None
+        self._finding = Aside("find")
         self._find_began = -1e9
         self._engines: tuple[EngineSeen, ...] = ()
         self._find_trouble = ""
@@ -181,7 +183,7 @@ class Watch:
             self._find = None
         if self._find is None and now - self._find_began >= FIND_S:
             self._find_began = now
-            self._find = asyncio.create_task(asyncio.to_thread(self.finder.find))
+            self._find = asyncio.create_task(self._finding.run(self.finder.find))
         elif self._find is not None and now - self._find_began > FIND_LIMIT_S:
             self._trouble("the process table cannot be read in time")
 

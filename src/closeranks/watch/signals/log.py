@@ -3,12 +3,12 @@
 Lines are searched for fixed texts; nothing of a line is kept but which text it held and the names of threads.
 """
 
-import asyncio
 import os
 import re
 import time
 from collections.abc import Sequence
 
+from closeranks.watch.aside import Aside
 from closeranks.watch.signals import Readings
 from closeranks.watch.snapshot import Blind, EngineSeen, Values
 from closeranks.watch.snapshot import Signal as SignalName
@@ -158,6 +158,7 @@ class LogSignal:
         self._given = given or {}
         self._followed: dict[str, tuple[object, Followed]] = {}
         self._seen: dict[str, float] = {}
+        self._aside = Aside("log")
 
     def paths(self, engine: EngineSeen) -> tuple[str, ...]:
         """The log files of an engine: given by flag, else those behind its standard output and error."""
@@ -166,7 +167,7 @@ class LogSignal:
 
     async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
         """In a thread: a log may lie on a file system that hangs."""
-        return await asyncio.to_thread(self.read_now, engines)
+        return await self._aside.run(lambda: self.read_now(engines))
 
     def read_now(self, engines: Sequence[EngineSeen]) -> Readings:
         """The reading itself; blocking."""

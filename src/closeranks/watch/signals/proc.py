@@ -1,10 +1,10 @@
 """/proc of every process of an engine: state, context switches and CPU of its main thread, its wait channel."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 
 from closeranks.watch import procfs
+from closeranks.watch.aside import Aside
 from closeranks.watch.signals import Readings
 from closeranks.watch.snapshot import Blind, EngineSeen, Proc, Values
 from closeranks.watch.snapshot import Signal as SignalName
@@ -17,9 +17,12 @@ class ProcSignal:
     every_s = 1.0
     limit_s = 8.0
 
+    def __init__(self) -> None:
+        self._aside = Aside("proc")
+
     async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
         """In a thread: reading /proc of a process in trouble may hang."""
-        return await asyncio.to_thread(self.read_now, engines)
+        return await self._aside.run(lambda: self.read_now(engines))
 
     def read_now(self, engines: Sequence[EngineSeen]) -> Readings:
         """The reading itself; blocking."""

@@ -18,6 +18,7 @@ from closeranks.diagnose.facts import Stack
 from closeranks.diagnose.stacks import Position, helper_threads, position
 from closeranks.evidence import bundle, capture
 from closeranks.watch import procfs
+from closeranks.watch.aside import Aside
 from closeranks.watch.signals import Readings, proc
 from closeranks.watch.snapshot import Blind, EngineSeen, Proc, Values
 
@@ -27,6 +28,7 @@ SETTLE_S = 0.3
 PY_SPY_S = 6.0
 NATIVE_S = 6.0
 """Patience with a dump of native frames, whose symbols are read first."""
+PROC_S = 8.0
 AT_ONCE = 4
 GONE = "the process is gone, and its pid is another's"
 _UPDATES = re.compile(r"^(update_weights\w*|_?update_weight\w*|load_weights\w*|release_memory\w*|resume_memory\w*)$")
@@ -69,7 +71,8 @@ class Dumping:
 
 
 async def take(engines: Sequence[EngineSeen], dumping: Dumping, gap_s: float = GAP_S) -> Rounds:
-    """Both rounds. Takes `gap_s` and the time of two dumps, which has its own limits; never raises for a process."""
+    """Both rounds. Takes `gap_s` and the time of two dumps, which has its own limits. TimeoutError where /proc does not
+    answer, for nothing else that processes do."""
     rounds = Rounds(time.monotonic(), tuple(engines))
     dumping.engines, dumping.until = frozenset(e.name for e in engines), float("inf")
     try:
@@ -87,11 +90,11 @@ async def take(engines: Sequence[EngineSeen], dumping: Dumping, gap_s: float = G
 
 async def _window(rounds: Rounds, until: float) -> None:
     """The quiet window: /proc at its begin and at its end."""
-    engines = rounds.engines
+    engines, aside = rounds.engines, Aside("quiet window")
     await asyncio.sleep(SETTLE_S)
-    rounds.before, rounds.proc_first = await asyncio.to_thread(_quiet, engines)
+    rounds.before, rounds.proc_first = await asyncio.wait_for(aside.run(lambda: _quiet(engines)), PROC_S)
     await asyncio.sleep(max(0.0, until - time.monotonic()))
-    rounds.after, rounds.proc_second = await asyncio.to_thread(_quiet, engines)
+    rounds.after, rounds.proc_second = await asyncio.wait_for(aside.run(lambda: _quiet(engines)), PROC_S)
 
 
 async def native(engine: EngineSeen) -> dict[str, str]:
