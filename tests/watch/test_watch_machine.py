@@ -390,6 +390,17 @@ def test_a_confirmed_engine_that_moves_again_is_let_go_after_a_while() -> None:
     assert phases[-1] == "healthy"
 
 
+def test_the_last_word_of_a_life_says_nothing_of_the_next() -> None:
+    """The log is read once a second: at the first look at a new life the newest reading is of the one before."""
+    film = Film()
+    film.looks(3)
+    died = {"crash": "a child process crashed", "pid": 100.0, "start": 1.0}
+    assert film.look(log=died) == "confirmed"
+    film.engine = engine(base=500)
+    assert "confirmed" not in [film.look(log=died), film.look(log={"pid": 500.0, "start": 1.0})]
+    assert film.look(log={"crash": "x", "pid": 500.0, "start": 1.0}) == "confirmed"
+
+
 def test_another_life_begins_anew() -> None:
     film = Film()
     film.looks(4)

@@ -24,9 +24,13 @@ class View:
     """A life of this engine went before this one while we watched."""
 
     def values(self, signal: Signal, key: str = "") -> Values | None:
-        """The reading, None when it is blind, old or not there."""
+        """The reading, None when it is blind, old, of a life of the engine that is over, or not there."""
         found = self.snapshot.readings.get(signal, {}).get(key or self.engine.name)
         if found is None or isinstance(found, Blind):
+            return None
+        head = self.engine.head
+        life = (head.pid, head.start_time) if signal == "log" and head is not None and "pid" in found else None
+        if life is not None and life != (found["pid"], found["start"]):
             return None
         return found if self.snapshot.at - float(found.get("at", self.snapshot.at)) <= FRESH_S else None
 

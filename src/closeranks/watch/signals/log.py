@@ -156,7 +156,7 @@ class LogSignal:
 
     def __init__(self, given: dict[str, str] | None = None) -> None:
         self._given = given or {}
-        self._followed: dict[str, tuple[object, Followed]] = {}
+        self._followed: dict[str, tuple[tuple[int, int], Followed]] = {}
         self._seen: dict[str, float] = {}
         self._aside = Aside("log")
 
@@ -187,16 +187,17 @@ class LogSignal:
                 old = (life, old[1])
             self._followed[engine.name] = old
             self._seen[engine.name] = time.monotonic()
-            found[engine.name] = _look(old[1])
+            found[engine.name] = _look(*old)
         for name in self._followed.keys() - {e.name for e in engines}:
             if time.monotonic() - self._seen[name] < LEFT_S:
-                found[name] = _look(self._followed[name][1])
+                found[name] = _look(*self._followed[name])
         return found
 
 
-def _look(followed: Followed) -> Values | Blind:
+def _look(life: tuple[int, int], followed: Followed) -> Values | Blind:
+    """What was said, and by which life: that of an engine can be of another one by the time that it is judged."""
     try:
         followed.look()
     except OSError as error:
         return Blind(f"{error.filename or 'its log'}: {error.strerror}")
-    return followed.values()
+    return {**followed.values(), "pid": float(life[0]), "start": float(life[1])}
