@@ -353,6 +353,20 @@ def test_a_pause_counts_until_it_is_taken_back() -> None:
         assert len(Scene(facts, [], []).paused) == held, orders
 
 
+def test_the_line_of_arguments_of_new_sglang_begins_a_life_and_tells_flags() -> None:
+    died = "[2026-11-30 13:04:50] Subprocess scheduler_1 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
+    begins = "[2026-11-30 13:0{}:51] server_args={{'model_path': '/m', 'host': '10.0.0.1', 'port': {}, 'tp_size': 2, 'page_size': 64, 'api_key': None}}\n"
+    up = "[2026-11-30 13:09:00] The server is fired up and ready to roll!\n"
+    for log, told in (
+        (begins.format(0, 1) + died, True),
+        (begins.format(0, 1) + died + begins.format(6, 1) + up, False),
+        (begins.format(0, 1) + died + begins.format(6, 2) + up, True),  # two engines, one log
+    ):
+        assert Scene(read(log), [], []).has("child_crashed") is told, log
+    settings = {f.name: f.value for f in read(begins.format(0, 1)) if isinstance(f, Setting)}
+    assert settings == {"tp-size": "2", "page-size": "64"}
+
+
 def test_what_a_log_tells_of_a_former_life_is_the_past_once_the_engine_is_up_again() -> None:
     died = "(EngineCore pid=9) ERROR 10-03 05:01:14 [multiproc_executor.py:231] Worker proc VllmWorker-1 died unexpectedly, shutting down executor.\n"
     begins = "(APIServer pid=3) INFO 10-03 05:0{}:00 [api_utils.py:286] non-default args: {{'model_tag': 'm', 'kv_transfer_config': KVTransferConfig(kv_role='{}')}}\n"

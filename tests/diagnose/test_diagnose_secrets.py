@@ -40,6 +40,7 @@ PLANTS = (
     "[2026-06-03 15:10:22 TP0] Abort request in waiting queue. rid='{}'. reason: waiting timeout",
     "WARN dynamo::x: No handler found endpoint={}",
     "server_args=ServerArgs(model_path='{}', api_key='{}', tp_size=2)",
+    "server_args={{'model_path': '{}', 'api_key': '{}', 'tp_size': 2}}",
     "Normal   Killing     pod/{}   Stopping container {}",
     "[88.2] Out of memory: Killed process 4 ({}) total-vm:1kB",
     "    {} (app.py:3)  # {}",

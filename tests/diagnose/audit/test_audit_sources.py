@@ -131,6 +131,21 @@ def test_a_log_with_server_arguments(tmp_path: Path) -> None:
     assert SECRET not in repr(engine)
 
 
+def test_a_log_with_server_arguments_as_a_dictionary() -> None:
+    log = (
+        "  Example: sglang serve --model-path <model> [options]\n"
+        "[2026-11-30 13:02:51] server_args={'model_path': '/m', 'tp_size': 2, 'disaggregation_mode': 'decode', "
+        f"'api_key': '{SECRET}', 'watermark_key': '<redacted>', 'chat_template': None, 'enable_metrics': True, "
+        "'cuda_graph_bs': [1, 2, 4], 'page_size': 64, 'is_embedding': False}\n"
+    )
+    [engine] = units.from_text(log, "decode.log")
+    assert (engine.kind, engine.role, engine.tp, engine.flag("page-size")) == ("sglang", "decode", 2, "64")
+    assert engine.on("enable-metrics")
+    assert not {"chat-template", "is-embedding"} & set(engine.flags)
+    assert [name for name, value in engine.flags.items() if value == flags.HIDDEN] == ["api-key"]
+    assert SECRET not in repr(engine)
+
+
 def test_a_vllm_log() -> None:
     log = (
         "(APIServer pid=7) INFO 08-09 03:02:26 [api_server.py:1777] vLLM API server version 0.20.1\n"

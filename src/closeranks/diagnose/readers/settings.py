@@ -75,7 +75,7 @@ _ENV = re.compile(
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH")
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]{1,60})(?:[ =](?!-)([\w.:/,+-]{1,60}))?(?=\s|$|\"|'|\\)")
-_ARG = re.compile(r"\b([a-z][a-z0-9_]{2,50})=('?[\w.:/+-]{1,60}'?|None|True|False)(?=[,)])")
+_ARG = re.compile(r"\b([a-z][a-z0-9_]{2,50})(?:=|': )('?[\w.:/+-]{1,60}'?|None|True|False)(?=[,)}])")
 
 
 def flag_fact(name: str, value: str, src: Src) -> Setting | None:
@@ -87,7 +87,7 @@ def flag_fact(name: str, value: str, src: Src) -> Setting | None:
 
 
 class Flags:
-    """Command lines, `KEY=value` lines, `server_args=ServerArgs(...)`."""
+    """Command lines, `KEY=value` lines, `server_args=ServerArgs(...)` or `{...}`."""
 
     NAME = "launch-flags"
     ABOUT = "Launch flags, environment variables and server_args (known names only; keys and model names never)"

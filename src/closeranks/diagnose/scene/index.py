@@ -48,8 +48,8 @@ def _came_up_again(events: dict[str, list[Event]]) -> dict[str, Event]:
     found: dict[str, Event] = {}
     sides: dict[str, set[str]] = {}
     for b in events.get("life_began", ()):
-        if b.get("side"):
-            sides.setdefault(b.src.file, set()).add(str(b.get("side")))
+        if side := b.get("side") or b.get("port"):
+            sides.setdefault(b.src.file, set()).add(str(side))
         if b.src.file in up and b.src < up[b.src.file]:
             found[b.src.file] = b
     return {file: b for file, b in found.items() if len(sides.get(file, ())) < 2}

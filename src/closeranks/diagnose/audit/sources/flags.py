@@ -13,6 +13,9 @@ _SECRET = re.compile(r"key|token$|secret|passw|credential", re.IGNORECASE)
 _PROGRAM = re.compile(
     r"sglang\.launch_server|sglang[._ ]serve\b|vllm\.entrypoints|\bvllm[ \"',]+serve\b|(^|/)sglang$|(^|/)vllm$"
 )
+_USAGE = re.compile(r"\[options\]|^\s*(Example|[Uu]sage):")
+_UNTOLD = "<redacted>"
+"""What SGLang 0.5.23 shows in place of some secrets, also of those that were not given."""
 
 ALIASES = {
     "tp": "tp-size",
@@ -80,7 +83,9 @@ def kind_by_flags(words: Sequence[str]) -> str:
 
 
 def is_command_line(text: str) -> bool:
-    """Whether a line starts an engine."""
+    """Whether a line starts an engine. A line of usage, such as SGLang logs one, does not."""
+    if _USAGE.search(text):
+        return False
     return bool(_PROGRAM.search(text)) or bool(re.search(r"^\s*(sglang|vllm)==\S+\s+--", text))
 
 
@@ -133,7 +138,7 @@ def normal(name: str) -> str:
 def hide(name: str, value: str) -> str:
     """The value, unless the name says that it is a secret."""
     plural = name.endswith("-tokens") or name.endswith("_tokens")
-    secret = _SECRET.search(name) and not plural and value not in ("", ON, "false")
+    secret = _SECRET.search(name) and not plural and value not in ("", ON, "false", _UNTOLD)
     return HIDDEN if secret else redact(value)
 
 

@@ -11,8 +11,8 @@ import yaml
 from closeranks.diagnose.audit.model import Engine
 from closeranks.diagnose.audit.sources import flags
 
-_SERVER_ARGS = re.compile(r"server_args=ServerArgs\((.*)\)\s*$")
-_ARGUMENT = re.compile(r"(\w+)=('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|[^,()]+)(?:, |$)")
+_SERVER_ARGS = re.compile(r"server_args=(?:ServerArgs\(|\{(?='))(.*)[)}]\s*$")
+_ARGUMENT = re.compile(r"(\w+)(?:=|': )('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|[^,()]+)(?:, |$)")
 _NON_DEFAULT = re.compile(r"non-default args: (\{.*)")
 _ITEM = re.compile(r"'(\w+)': ('[^']*'|[\d.]+|True)")
 _KV = re.compile(r"kv_(connector|role)='(\w+)'")
@@ -130,7 +130,7 @@ def _environment(given: Any) -> dict[str, str]:
 def from_text(text: str, label: str) -> list[Engine]:
     """Engines in a shell file, a list of flags, a `ps` listing or a log.
 
-    SGLang logs `server_args=ServerArgs(...)`; vLLM its version and `non-default args: {...}`.
+    SGLang logs `server_args=ServerArgs(...)` or a dictionary; vLLM its version and `non-default args: {...}`.
     """
     version = _VLLM_VERSION.search(text)
     joined = re.sub(r"\\\n\s*", " ", text)
