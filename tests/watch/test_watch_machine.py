@@ -307,6 +307,23 @@ def test_a_stalled_transfer_needs_a_second_signal() -> None:
     assert film.look(**how, stacks={"lacks": "no bootstrap_thread in TP1", "same": False}) == "confirmed"
 
 
+def test_requests_that_are_given_up_do_not_end_a_confirmed_stall() -> None:
+    """They count as finished, those of the watch's own probes too."""
+    how: dict[str, Any] = {"numbers": {"transfer": 3.0}, "tokens": "stands"}
+    film = Film()
+    film.looks(6)
+    film.looks(30, **how)
+    assert film.look(**how, probe={"ok": False}) == "confirmed"
+    given_up = [film.look(numbers={"transfer": 3.0, "finished": 100.0 + n, "prompted": 900.0 + n}, tokens="stands")
+                for n in range(30)]  # fmt: skip
+    assert set(given_up) == {"confirmed"}
+    assert film.looks(15, numbers={"transfer": 3.0})[-1] == "healthy"
+    film.looks(6)
+    film.looks(70, **how)
+    assert film.look(**how, probe={"ok": False}) == "confirmed"
+    assert film.looks(3, tokens="stands")[-1] == "healthy", "nothing is held"
+
+
 def test_a_first_request_that_compiles_kernels_is_no_stall() -> None:
     how: dict[str, Any] = {"numbers": {"waiting": 1.0}, "tokens": "stands", "probe": {"ok": False}}
     film = Film()

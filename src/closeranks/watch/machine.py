@@ -17,7 +17,7 @@ import msgspec
 from closeranks.watch import rules
 from closeranks.watch.limits import DEFAULT, Limits
 from closeranks.watch.snapshot import EngineSeen, Evidence, Phase, Snapshot, State
-from closeranks.watch.stalled import stalled_s, stalling
+from closeranks.watch.stalled import advances, stalled_s, stalling
 from closeranks.watch.suspicions import suspicions
 from closeranks.watch.tracks import Key, Track, advance
 from closeranks.watch.view import View
@@ -182,7 +182,7 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
     if stopped:
         return "confirmed", stopped, msgspec.structs.replace(own, proof=True)
     if before is not None and before.phase == "confirmed":
-        moved = own.moving is not None and at - own.moving >= limits.again_s
+        moved = own.moving is not None and at - own.moving >= limits.again_s and advances(view, limits)
         if own.proved or not moved:
             return "confirmed", before.why, own
     back = rules.held_back(view)

@@ -83,6 +83,13 @@ def stalled_s(view: View) -> float:
     return min([held.flat_s, *flats]) if flats else 0.0
 
 
+def advances(view: View, limits: Limits) -> bool:
+    """Whether nothing is held, or tokens came lately. In a stall the loop turns all the time, and what clients give up
+    counts as finished, with its prompt: a confirmed engine has not moved by that."""
+    held, tokens = view.track("counters", "held"), view.track("counters", "tokens")
+    return held is None or held.value is not True or tokens is None or tokens.flat_s < limits.again_s
+
+
 def stalling(view: View) -> bool:
     """Whether two readings in a row held requests without an advance: the next ones are worth reading sooner."""
     held, tokens = view.track("counters", "held"), view.track("counters", "tokens")
