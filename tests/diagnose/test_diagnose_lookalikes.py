@@ -8,7 +8,7 @@ certain and wrong.
 import pytest
 
 from closeranks.diagnose.judge import diagnose_texts
-from tests.diagnose.variants import BUSY, HEAD, LOOP, LOOP_DECODE, LOOP_PREFILL, REDUCE, dump
+from tests.diagnose.variants import BUSY, HEAD, LOOP, LOOP_DECODE, LOOP_PREFILL, PD, REDUCE, decode, dump
 
 V = "VLLM::Worker_TP"
 S = "sglang::scheduler_TP"
@@ -24,6 +24,25 @@ def tr(r: int, fr: tuple[str, ...]) -> str:
 
 
 C: list[tuple[str, list[tuple[str, str]], tuple[str, ...]]] = []
+UP = "[2026-10-03 {}] The server is fired up and ready to roll!\n"
+FAILED = "[2026-10-03 05:30:0{n} TP{r}] Decode transfer failed for request rank={r} decode_req.req.rid='{n}' decode_req.req.bootstrap_room=77{n} with exception KVTransferError(bootstrap_room=77{n}): lost\n"
+C.append(
+    (
+        "a-pair-that-was-restarted-together-and-worked-until-its-link-broke",
+        [
+            ("prefill/engine.log", UP.format("04:00:00") + UP.format("05:00:02")),
+            (
+                "decode/engine.log",
+                UP.format("04:00:00")
+                + decode("04:50:00", more=PD)
+                + UP.format("05:00:00")
+                + "".join(decode(f"05:1{n}:00", more=PD) for n in range(3))
+                + "".join(FAILED.format(n=n, r=n % 2) for n in range(6)),
+            ),
+        ],
+        ("KV_TRANSFER", "NETWORK_OR_TRANSPORT", "UNDETERMINED"),
+    )
+)
 C.append(
     (
         "vllm-fetch-pending",

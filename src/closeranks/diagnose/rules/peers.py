@@ -44,7 +44,7 @@ def replaced_peer(scene: Scene) -> Finding | None:
             next_checks=["when did the peer last start, and do all requests since fail?"],
             workaround="restart the side that holds the stale state; if in doubt both",
         )
-    if len(failed) < 2 or not replaced or worked_after:
+    if len(failed) < 2 or not replaced or worked_after or _worked_since(scene, first_failure):
         return None
     when = clock.show(again[0].time) if again else ""
     return finding(
@@ -62,6 +62,26 @@ def replaced_peer(scene: Scene) -> Finding | None:
         ],
         next_checks=["decode's cached prefill info against the ports the new prefill listens on"],
         workaround="restart the side that was not replaced; shorten the heartbeat interval so that a swap is seen",
+    )
+
+
+TOGETHER_S = 10.0
+
+
+def _worked_since(scene: Scene, until: float | None) -> bool:
+    """Whether decode has decoded in the present lives of both engines: it held no request of prefill's former life,
+    because it began after that, or hardly before."""
+    starts: dict[str, float] = {}
+    for e in scene.events("started"):
+        if e.time is not None and until is not None and e.time < until:
+            side = scene.role_of(e)
+            starts[side] = max(starts.get(side, 0.0), e.time)
+    if until is None or "decode" not in starts or "prefill" not in starts:
+        return False
+    both_up = max(starts["decode"], starts["prefill"])
+    return both_up - starts["decode"] <= TOGETHER_S and any(
+        b.get("role") == "decode" and (b.num("running") or 0) > 0 and b.time is not None and both_up < b.time < until
+        for b in scene.batches
     )
 
 
