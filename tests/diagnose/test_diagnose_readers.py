@@ -22,6 +22,7 @@ from closeranks.diagnose.facts import (
     Stack,
     StackFailed,
 )
+from closeranks.diagnose.judge import diagnose_texts
 from closeranks.diagnose.readers import document_readers, line_readers
 from closeranks.diagnose.scene import Scene
 from closeranks.evidence.bundle import from_texts
@@ -351,6 +352,15 @@ def test_a_pause_counts_until_it_is_taken_back() -> None:
     for orders, held in ((("pause?mode=keep",), 1), (("sleep", "wake_up"), 0), (("pause", "resume", "pause"), 1)):
         facts = read("".join(order.format(o) for o in orders))
         assert len(Scene(facts, [], []).paused) == held, orders
+
+
+def test_a_part_that_was_killed_is_named() -> None:
+    log = (
+        "[2026-11-30 13:12:47] Subprocess {} (pid=23393) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
+    )
+    for part, said in (("detokenizer", "The detokenizer of decode"), ("scheduler_1", "Rank 1 of decode")):
+        found = diagnose_texts([("decode/engine.log", log.format(part).encode())]).main
+        assert (found.cls, found.summary.partition(" died")[0]) == ("DEAD_PEER", said)
 
 
 def test_the_line_of_arguments_of_new_sglang_begins_a_life_and_tells_flags() -> None:

@@ -229,7 +229,8 @@ def worker_died(scene: Scene) -> Finding | None:
         return None
     e = (died or killed)[0]
     rank = e.get("rank", e.get("index"))
-    named = f"rank {rank}" if rank is not None else "a worker"
+    part = str(e.get("part") or "scheduler")
+    named = f"rank {rank}" if rank is not None else "a worker" if part == "scheduler" else f"the {part}"
     side = scene.role_of(e)
     return finding(
         "DEAD_PEER",
