@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from closeranks.evidence import gather
-from closeranks.watch import incident, procfs
+from closeranks.evidence import capture, gather
+from closeranks.watch import incident, procfs, verdict
 from closeranks.watch.incident import Keeper
 from closeranks.watch.signals.counters import CountersSignal
 from closeranks.watch.signals.fetch import Client
@@ -85,6 +85,7 @@ def test_nothing_of_the_user_is_in_a_bundle(tmp_path: Path, child: "subprocess.P
             await pages.read([engine], frozenset())
         logs.read_now([engine])
         keeper = Keeper(tmp_path / "bundles", client, pages, loads, logs, GpuSignal())
+        keeper._judge = verdict.Judge(longest_s=500)
         await keeper.prepare([engine])
         rounds = Rounds(time.monotonic(), (engine,))
         rounds.first["decode-1/launcher"] = f"Process 1: python3 -m sglang.launch_server --api-key {KEY}\n"
@@ -152,23 +153,73 @@ def test_files_are_bounded() -> None:
     assert any("left out" in note for note in files.notes)
 
 
-def test_a_bundle_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = gather.Files()
-    files.add("a/b.txt", "x")
-    write, count = Path.write_bytes, 0
+def full_after(monkeypatch: pytest.MonkeyPatch, kilobytes: int) -> None:
+    """A disk that takes so much and then half of a file."""
+    left = kilobytes << 10
+    write = Path.write_bytes
 
-    def full(self: Path, data: bytes) -> int:
-        nonlocal count
-        count += 1
-        if count > 1:
+    def bounded(self: Path, data: bytes) -> int:
+        nonlocal left
+        fits = data[:left]
+        left -= len(fits)
+        write(self, fits)
+        if len(fits) < len(data):
             raise OSError(28, "No space left on device")
-        return write(self, data)
+        return len(data)
 
-    files.add("c.txt", "y")
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_bytes", bounded)
+    monkeypatch.setattr(Path, "write_text", lambda self, text, **how: self.write_bytes(text.encode()))
+
+
+def bundle_of(*kilobytes: int) -> gather.Files:
+    files = gather.Files()
+    for number, size in enumerate(kilobytes):
+        files.add(f"decode-1/{number}.txt", b"x" * (size << 10), clean=False)
+    return files
+
+
+def test_what_a_full_disk_does_not_take_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_after(monkeypatch, 20)
+    with monkeypatch.context() as nothing:
+        nothing.setattr(capture, "write_manifest", lambda folder, facts: said.update(facts))
+        said: dict[str, object] = {}
+        folder = gather.store(bundle_of(10, 30, 0), tmp_path, "decode-1", {"engine": "decode-1"})
+    assert said["missing"] == {"decode-1/1.txt": "No space left on device"}
+    assert sorted(p.name for p in (folder / "decode-1").iterdir()) == ["0.txt", "2.txt"]
+
+
+def test_a_bundle_has_its_manifest_or_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number is bounded all the same: the oldest make room before anything is written."""
+    names = [f"20260101T000000Z-{n:06d}-decode-1" for n in range(40)]
+    for name in names:
+        (tmp_path / name).mkdir()
+    full_after(monkeypatch, 0)
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space left"):
+            gather.store(bundle_of(1), tmp_path, "decode-1", {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == names[-gather.KEPT + 1 :]
+
+
+def test_a_verdict_that_the_disk_does_not_take_costs_nothing_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = gather.store(bundle_of(1), tmp_path, "decode-1", {"engine": "decode-1"})
+    before = (folder / "manifest.json").read_text()
+    full_after(monkeypatch, 0)
     with pytest.raises(OSError, match="No space left"):
-        gather.store(files, tmp_path / "bundles", "decode-1", {})
-    assert list((tmp_path / "bundles").iterdir()) == []
+        gather.extend(folder, {"verdict.md": "x"}, {"verdict": "UNDETERMINED"})
+    assert (folder / "manifest.json").read_text() == before
+    assert sorted(p.name for p in folder.iterdir()) == ["decode-1", "manifest.json"]
+
+
+def test_what_a_killed_watch_left_half_written_goes(tmp_path: Path) -> None:
+    old, new = [tmp_path / f".20260101T00000{n}Z-000000-decode-1.partial" for n in range(2)]
+    for partial in (old, new):
+        (partial / "decode-1").mkdir(parents=True)
+    os.utime(old, (1, 1))
+    gather.store(bundle_of(1), tmp_path, "decode-1", {})
+    assert not old.exists()
+    assert new.exists(), "another watch may be writing it"
 
 
 def test_old_bundles_go_and_nothing_else(tmp_path: Path) -> None:

@@ -156,12 +156,21 @@ def tail(path: Path, limit: int = TAIL_BYTES) -> bytes:
 
 
 def write_manifest(folder: Path, facts: dict[str, object]) -> None:
-    """`manifest.json`: the given facts, and size and SHA-256 of every other file in the folder."""
+    """`manifest.json`: the given facts, and size and SHA-256 of every other file in the folder.
+
+    Whole or not at all: where the disk does not take it, OSError is raised and one that was there stays.
+    """
     files = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "manifest.json"):
+    manifest, new = folder / "manifest.json", folder / "manifest.json.new"
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in (manifest, new)):
         data = path.read_bytes()
         files[str(path.relative_to(folder))] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps({"schema": 1, **facts, "files": files}, indent=1) + "\n")
+    try:
+        new.write_text(json.dumps({"schema": 1, **facts, "files": files}, indent=1) + "\n")
+        new.replace(manifest)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def keep_newest(parent: Path, number: int) -> None:

@@ -4,6 +4,7 @@ What users sent never belongs into a bundle. Log lines that show a request are c
 passes through `redact`; of the environment only variables that steer the engine are taken.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,8 @@ LOG_BYTES = 512 << 10
 TOTAL_BYTES = 64 << 20
 KEPT = 20
 """Bundles that are kept in a folder; the oldest go first."""
+LEFT_S = 600.0
+"""A bundle that is not whole after so long is nobody's any more."""
 _NAME = re.compile(r"^\d{8}T\d{6}Z-\d{6}-[\w.:-]+$")
 # From here to the end of the line it is what a user sent, or what was answered. Lines of request logging (SGLang's
 # --log-requests, vLLM's --enable-log-requests) and anything that looks like the fields of a request.
@@ -110,39 +113,60 @@ def log_tail(path: Path, limit: int = LOG_BYTES) -> bytes:
 def store(files: Files, parent: Path, label: str, facts: Mapping[str, object]) -> Path:
     """Write the files and a manifest with checksums into a new folder under `parent`; only its owner may read it.
 
-    The folder has its name only when it is whole. Raises OSError when the disk does not take it; nothing is left then.
+    The folder has its name only when its manifest is in it; what the disk did not take is named there (`missing`).
+    Raises OSError when it does not take even that; nothing is left then. The oldest go first, so that their number is
+    bounded, and there is room for the newest, also on a disk that is full.
     """
     parent.mkdir(parents=True, exist_ok=True)
+    prune(parent, KEPT - 1)
     stamp = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{time.time_ns() % 10**9 // 1000:06d}"
     name = f"{stamp}-{re.sub(r'[^A-Za-z0-9_.-]', '_', label)[:60]}"
     partial = parent / f".{name}.partial"
     partial.mkdir(mode=0o700)
     try:
-        for member, data in files.contents.items():
-            path = partial / member
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        capture.write_manifest(partial, {**facts, "notes": files.notes})
+        missing = _write(partial, files.contents)
+        said = {**facts, "notes": files.notes, **({"missing": missing} if missing else {})}
+        capture.write_manifest(partial, said)
         os.replace(partial, parent / name)
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    prune(parent)
     return parent / name
 
 
+def _write(folder: Path, contents: Mapping[str, bytes]) -> dict[str, str]:
+    """Write each file; the names of those that the disk did not take, with the reason."""
+    missing = {}
+    for name, data in contents.items():
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            missing[name] = error.strerror or str(error)
+    return missing
+
+
 def extend(folder: Path, files: Mapping[str, str], facts: Mapping[str, object]) -> None:
-    """Add files to a stored bundle and renew its manifest. Raises OSError."""
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
+    """Add files to a stored bundle and renew its manifest. Raises OSError when the disk does not take the manifest; the
+    old one stays then."""
+    missing = _write(folder, {name: text.encode(errors="replace") for name, text in files.items()})
     old = json.loads((folder / "manifest.json").read_text())
     old.pop("files", None)
+    if missing := old.pop("missing", {}) | missing:
+        old["missing"] = missing
     capture.write_manifest(folder, {**old, **facts})
 
 
 def prune(parent: Path, number: int = KEPT) -> None:
-    """Remove the oldest bundles beyond `number`; whatever else lies in the folder stays."""
+    """Remove the oldest bundles beyond `number`, and what a watch that was killed left half-written; whatever else lies
+    in the folder stays."""
+    for partial in parent.iterdir():
+        if partial.name.startswith(".") and _NAME.match(partial.name[1:].removesuffix(".partial")):
+            with contextlib.suppress(OSError):  # it has its name by now, or is gone: another watch's
+                if abs(time.time() - partial.stat().st_mtime) > LEFT_S:
+                    shutil.rmtree(partial, ignore_errors=True)
     bundles = capture.oldest_first(p for p in parent.iterdir() if p.is_dir() and _NAME.match(p.name))
     for folder in bundles[: max(0, len(bundles) - number)]:
         shutil.rmtree(folder, ignore_errors=True)
