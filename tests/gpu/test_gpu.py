@@ -53,6 +53,17 @@ def test_exactness(mode: tuple[str, ...], overlap: tuple[str, ...], model: Path,
     tally.check()
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_exactness_over_two_devices(model: Path, expected: Sequence[Expected]) -> None:
+    """A GPU per rank, NCCL between them; where there are four, decode has its own two."""
+    tally = Tally()
+    with serve(model, *DEVICE, "--tp-size", 2, "--disaggregation-transfer-backend", "nixl") as served:
+        asyncio.run(exactness.hold_against(served, expected, tally, exactness.AT_ONCE))
+        served.assert_undisturbed()
+        served.assert_no_residue()
+    tally.check()
+
+
 def tokens_per_second(served: Served, rows: int, count: int) -> float:
     async def main() -> float:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=200)) as session:

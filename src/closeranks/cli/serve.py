@@ -36,7 +36,7 @@ ROLES = {"pair": ("prefill", "decode"), "null": ("both",), "prefill": ("prefill"
 # set by the supervisor, or meant for one role only; everything else of the three structs is a flag
 INTERNAL = frozenset(
     {"run_dir", "engine", "role", "epoch", "instance", "ended_epoch", "rank", "tp_size", "ranks_endpoint", "rendezvous"}
-    | {"model_dir", "prefill", "decode", "both", "endpoint", "log_dir", "salt_file", "drain_s"}
+    | {"model_dir", "prefill", "decode", "both", "endpoint", "log_dir", "salt_file", "drain_s", "first_gpu"}
 )
 SOCKET_PATH_LIMIT = 107
 ALLOW_FAULTS_HELP = "let --fault work also where another host can reach the service"
@@ -130,12 +130,13 @@ def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
             values["model_dir"] = convert(values, max(tp.values()))
             if values.get("chat_template"):
                 check_template(values)
+        first = {role: tp["prefill"] if roles == ROLES["pair"] and role == "decode" else 0 for role in roles}
         engines = [
             Engine(
                 role,
                 sys.executable,
                 folder / role,
-                plan(role, folder, endpoints[role], tp[role], values, args.spares),
+                plan(role, folder, endpoints[role], tp[role], values | {"first_gpu": first[role]}, args.spares),
                 _say,
             )
             for role in roles

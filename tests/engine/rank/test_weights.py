@@ -18,7 +18,7 @@ from closeranks.engine.rank.models.config import UnsupportedModel
 from closeranks.engine.rank.settings import Settings
 from closeranks.engine.rank.sources.gguf import unpermuted
 from closeranks.engine.rank.tensorfile import TensorFile, from_float32, to_float32
-from closeranks.engine.rank.weights import load
+from closeranks.engine.rank.weights import load, place
 
 from . import tiny
 
@@ -309,3 +309,31 @@ def test_the_converted_folder_describes_itself_in_the_usual_names(folder: Path, 
     (folder / "chat_template.jinja").unlink()
     again = tiny.convert(folder, tmp_path / "cache").path
     assert not (again / "chat_template.jinja").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "first", "tp_size", "count", "found"),
+    [
+        ("cpu", 0, 4, 0, ["cpu"] * 4),
+        ("cuda", 0, 2, 4, ["cuda:0", "cuda:1"]),
+        ("cuda", 2, 2, 4, ["cuda:2", "cuda:3"]),  # decode after prefill
+        ("cuda", 2, 2, 3, ["cuda:0", "cuda:1"]),  # too few: it shares prefill's
+        ("cuda", 1, 1, 1, ["cuda:0"]),
+        ("cuda:1", 0, 2, 3, ["cuda:1", "cuda:2"]),
+    ],
+)
+def test_each_rank_of_a_group_has_a_device_of_its_own(
+    device: str, first: int, tp_size: int, count: int, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert [str(place(device, first, rank, tp_size)) for rank in range(tp_size)] == found
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "says"),
+    [("cuda", 0, "sees no GPU: give --device cpu"), ("cuda", 1, "need 2 GPUs, there are 1"), ("cuda:3", 4, "need 5")],
+)
+def test_gpus_that_are_not_there_are_named(device: str, count: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ValueError, match=says):
+        place(device, 0, 0, 2)

@@ -66,7 +66,7 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
     loaded = load(settings)
     layout = loaded.model.pages
     num_pages = settings.num_pages or layout.pages_in(settings.kv_memory, settings.page_size)
-    pool = Pool(layout, num_pages, settings.page_size, settings.rank, settings.tp_size, settings.device)
+    pool = Pool(layout, num_pages, settings.page_size, settings.rank, settings.tp_size, loaded.model.device)
     backend: Any = make(settings.transfer_backend, pool, agent_name(settings), settings.nixl_transport, faults)
     group = join(
         settings.collectives,

@@ -51,7 +51,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dtype: Literal["float32", "bfloat16", "float16", ""] = ""
     """Type of weights and KV; empty: float32 on the CPU, bfloat16 on CUDA."""
     device: Annotated[str, msgspec.Meta(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
-    """`cpu`, `cuda` or `cuda:N`."""
+    """`cpu`, `cuda` (a GPU per rank, decode after prefill where there are enough) or `cuda:N` (from GPU N on)."""
+    first_gpu: Size = 0
+    """With `cuda`: the GPU of rank 0, if there are enough from there on; set by the supervisor."""
     threads: Size = 0
     """CPU threads of the forward pass; 0: the machine's cores divided by the ranks of the engine, at least 1."""
     transfer_backend: Literal["nixl", "shm", ""] = ""

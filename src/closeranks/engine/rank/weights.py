@@ -35,9 +35,12 @@ def load(settings: Settings) -> Loaded:
     """Convert if need be, then load this rank's shard.
 
     Raises:
-        UnsupportedModel, ValueError, OSError: see `convert.prepare`; `ValueError` also for more ranks than KV heads.
+        UnsupportedModel, ValueError, OSError: see `convert.prepare`; `ValueError` also for more ranks than KV heads or
+            GPUs.
     """
-    device = torch.device(settings.device)
+    device = place(settings.device, settings.first_gpu, settings.rank, settings.tp_size)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # where events, streams and collectives of this process are made
     dtype = settings.dtype or ("float32" if device.type == "cpu" else "bfloat16")
     converted = prepare(settings.model_path, settings.cache_dir, dtype)
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.tp_size)
@@ -52,6 +55,26 @@ def load(settings: Settings) -> Loaded:
         dtype=dtype,
         context_length=converted.config.context_length,
     )
+
+
+def place(device: str, first: int, rank: int, tp_size: int) -> torch.device:
+    """The device of one rank. Ranks of a group need a GPU each; two engines share them where there are too few.
+
+    Raises ValueError when torch sees no GPU, or fewer than the ranks need.
+    """
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return torch.device(device)
+    count = torch.cuda.device_count()
+    if not count:
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+        raise ValueError(f"device {device}: torch {torch.__version__} ({built}) sees no GPU: give --device cpu")
+    base = int(number) if number else first if first + tp_size <= count else 0
+    if base + tp_size > count:
+        raise ValueError(
+            f"device {device}: {tp_size} ranks from GPU {base} on need {base + tp_size} GPUs, there are {count}"
+        )
+    return torch.device("cuda", base + rank)
 
 
 def reader(converted: Converted, device: torch.device) -> Callable[[str], torch.Tensor]:
