@@ -133,7 +133,9 @@ def test_a_log_with_server_arguments(tmp_path: Path) -> None:
 
 def test_a_log_with_server_arguments_as_a_dictionary() -> None:
     log = (
-        "  Example: sglang serve --model-path <model> [options]\n"
+        "launch_server.py:71: UserWarning: 'python -m sglang.launch_server' is still supported, but 'sglang serve' is "
+        "the recommended entrypoint.\n  Example: sglang serve --model-path <model> [options]\n"
+        "[2026-11-30 12:00:00] server_args={'model_path': '/m', 'tp_size': 4, 'disaggregation_mode': 'decode'}\n"
         "[2026-11-30 13:02:51] server_args={'model_path': '/m', 'tp_size': 2, 'disaggregation_mode': 'decode', "
         f"'api_key': '{SECRET}', 'watermark_key': '<redacted>', 'chat_template': None, 'enable_metrics': True, "
         "'cuda_graph_bs': [1, 2, 4], 'page_size': 64, 'is_embedding': False}\n"

@@ -13,7 +13,7 @@ _SECRET = re.compile(r"key|token$|secret|passw|credential", re.IGNORECASE)
 _PROGRAM = re.compile(
     r"sglang\.launch_server|sglang[._ ]serve\b|vllm\.entrypoints|\bvllm[ \"',]+serve\b|(^|/)sglang$|(^|/)vllm$"
 )
-_USAGE = re.compile(r"\[options\]|^\s*(Example|[Uu]sage):")
+_USAGE = re.compile(r"\[options\]|^\s*(Example|[Uu]sage):|Warning: ")
 _UNTOLD = "<redacted>"
 """What SGLang 0.5.23 shows in place of some secrets, also of those that were not given."""
 
@@ -83,7 +83,7 @@ def kind_by_flags(words: Sequence[str]) -> str:
 
 
 def is_command_line(text: str) -> bool:
-    """Whether a line starts an engine. A line of usage, such as SGLang logs one, does not."""
+    """Whether a line starts an engine. One of usage, such as SGLang logs, does not."""
     if _USAGE.search(text):
         return False
     return bool(_PROGRAM.search(text)) or bool(re.search(r"^\s*(sglang|vllm)==\S+\s+--", text))

@@ -135,7 +135,7 @@ def from_text(text: str, label: str) -> list[Engine]:
     version = _VLLM_VERSION.search(text)
     joined = re.sub(r"\\\n\s*", " ", text)
     env = {}
-    engines = []
+    engines, logs = [], dict[object, Engine]()
     for line in joined.splitlines():
         if exported := re.fullmatch(r"\s*(?:export\s+)?([A-Z_][A-Z0-9_]*)=(\S*)\s*", line):
             env[exported[1]] = exported[2].strip("'\"")
@@ -144,7 +144,8 @@ def from_text(text: str, label: str) -> list[Engine]:
             given = {
                 flags.normal(k): "true" if v == "True" else v for k, v in found.items() if v not in ("None", "False")
             }
-            engines.append(flags.make("sglang", label, given, env))
+            engine = flags.make("sglang", label, given, env)
+            logs[engine.flag("host"), engine.flag("port"), engine.role] = engine  # of several lives the last one
         elif logged := _NON_DEFAULT.search(line):
             engines.append(_from_vllm_log(logged[1], label, env, version[1] if version else None))
         elif flags.is_command_line(line):
@@ -153,7 +154,7 @@ def from_text(text: str, label: str) -> list[Engine]:
             words = flags.split_line(line)
             engine = flags.parse(words, label, env)
             engines.append(flags.make(engine.kind or flags.kind_by_flags(words), label, engine.flags, env))
-    return engines
+    return [*engines, *logs.values()]
 
 
 def _from_vllm_log(logged: str, label: str, env: Mapping[str, str], version: str | None) -> Engine:
