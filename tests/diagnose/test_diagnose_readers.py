@@ -354,6 +354,15 @@ def test_a_pause_counts_until_it_is_taken_back() -> None:
         assert len(Scene(facts, [], []).paused) == held, orders
 
 
+def test_a_connection_attempt_over_a_link_that_carries_nothing_is_the_network() -> None:
+    frames = ("create_connection (urllib3/util/connection.py:73)", "connect (urllib3/connection.py:398)", *LOOP_PREFILL)
+    stacks = "".join(dump(f"sglang::scheduler_TP{r}", frames, pid=60 + r) for r in range(2))
+    row = 'ESTAB      0      {}      ip-1:4459{n}     ip-2:59629 users:(("sglang::schedul",pid=6{n},fd=147)) timer:(on,2.440sec,{})\n'
+    for held, times, said in ((210, 10, "NETWORK_OR_TRANSPORT"), (0, 0, "FRONTEND_OR_CPU_BOUND")):
+        ss = "".join(row.format(held, times, n=n) for n in range(2))
+        assert diagnose_texts([("s.txt", stacks.encode()), ("ss.txt", ss.encode())]).main.cls == said
+
+
 def test_a_part_that_was_killed_is_named() -> None:
     log = (
         "[2026-11-30 13:12:47] Subprocess {} (pid=23393) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"

@@ -3,7 +3,7 @@
 
 from closeranks.diagnose.facts import Event, Metric
 from closeranks.diagnose.rules import rule
-from closeranks.diagnose.rules._make import finding, side_of
+from closeranks.diagnose.rules._make import engine_name, finding, labels, places, side_of
 from closeranks.diagnose.scene import Scene
 from closeranks.diagnose.verdict import LIKELY, Finding
 
@@ -117,6 +117,29 @@ def unacknowledged(scene: Scene) -> Finding | None:
         mechanism="the kernel repeats for minutes before it gives a connection up; until then nobody is told",
         next_checks=["the link and the route to that peer, from this host and from the other"],
     )
+
+
+@rule(22, "NETWORK_OR_TRANSPORT", "ranks in a connection attempt while their data to a peer is never acknowledged")
+def connects_to_nothing(scene: Scene) -> Finding | None:
+    sent = retransmitting(scene)
+    for engine in scene.engines:
+        waiting = [r for r in engine.at("blocking_io") if "connect" in r.at.op]
+        pids = {s.pid for r in engine.ranks.values() for s in r.stacks}
+        own = [e for e in sent if e.get("pid") in pids]
+        if not waiting or not own:
+            continue
+        return finding(
+            "NETWORK_OR_TRANSPORT",
+            LIKELY,
+            f"{labels(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in a connection attempt, and data of {len(own)} open connections is never acknowledged: the network to the peer carries nothing.",
+            [*(r.stacks[-1] for r in waiting[:2]), *own[:4], *scene.events("peer_lost", "peer_fetch_failed")[:2]],
+            engine=engine_name(engine),
+            ranks=places(engine.ranks.values()),
+            mechanism="a synchronous call holds the loop for its time-out, again and again, and nobody is told of what does not arrive",
+            likely=["a host that is down or cut off by a firewall looks the same from here"],
+            next_checks=["the link and the route to that peer, from this host and from the other"],
+        )
+    return None
 
 
 def retransmitting(scene: Scene) -> list[Event]:

@@ -35,7 +35,7 @@ _TROUBLE = frozenset(
     """worker_died engine_dead engine_start_failed child_crashed rank_exception exception fatal helper_thread_dead
     teardown exit_code shm_wait rpc_timeout watchdog health_failed peer_closed peer_lost gloo_timeout kv_pull_failed
     kv_handshake_failed kv_load_failed kv_expired kv_read_expired transfer_failed transfer_error
-    transfer_worker_error""".split()  # noqa: SIM905
+    transfer_worker_error stale_agent peer_blacklisted""".split()  # noqa: SIM905
 )
 
 
