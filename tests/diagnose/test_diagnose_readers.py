@@ -363,6 +363,19 @@ def test_a_connection_attempt_over_a_link_that_carries_nothing_is_the_network() 
         assert diagnose_texts([("s.txt", stacks.encode()), ("ss.txt", ss.encode())]).main.cls == said
 
 
+def test_of_ranks_that_are_all_gone_the_one_that_raised_nothing_died_first() -> None:
+    line = "{:>5} 30196 {}    0 sglang::scheduler_TP{}{}\n"
+    dead = "".join(line.format(30328 + r, "Z", r, " <defunct>") for r in range(2))
+    alive = "".join(line.format(30312 + r, "S", r, "") for r in range(2))  # of the other engine
+    log = (
+        "[2026-11-30 13:33:05 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        "RuntimeError: [/x/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:53154: Connection reset by peer.\n"
+    )
+    ps = f"  PID  PPID STAT WCHAN COMMAND\n{dead}{alive}"
+    found = diagnose_texts([("ps.txt", ps.encode()), ("decode/engine.log", log.encode())]).main
+    assert (found.cls, found.missing, found.summary.partition(";")[0]) == ("DEAD_PEER", ["TP1"], "TP1 died")
+
+
 def test_a_part_that_was_killed_is_named() -> None:
     log = (
         "[2026-11-30 13:12:47] Subprocess {} (pid=23393) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"

@@ -56,6 +56,7 @@ def processes_gone(scene: Scene) -> Finding | None:
         # A rank that was killed from outside did not crash; what its peers raise then is the echo of its absence.
         killed = [e for e in scene.events("child_crashed", "exit_code") if e.get("code") in _KILLED]
         if (not alive or leaving) and not (killed and alive):
+        first = _died_silently(scene, ranks_gone)
             echo = scene.has("peer_closed", "peer_lost") or killed
             return finding(
                 "CRASH_LOOKS_LIKE_HANG",
@@ -68,10 +69,10 @@ def processes_gone(scene: Scene) -> Finding | None:
         return finding(
             "DEAD_PEER",
             LIKELY,
-            f"{labels_of(ranks_gone)} died; the other ranks wait.",
-            [*ranks_gone, *scene.events("child_crashed", "exit_code")[:2]],
+            f"{labels_of(first or ranks_gone)} died; {'the others raised at its absence and are gone too' if first else 'the other ranks wait'}.",
+            [*ranks_gone, *scene.events("child_crashed", "exit_code", "peer_closed")[:2]],
             stage=21 if scene.has("gloo_size") else None,  # what killed it is in the log
-            missing=[p.who.label for p in ranks_gone if p.who],
+            missing=list(dict.fromkeys(p.who.label for p in first or ranks_gone if p.who)),
             next_checks=["exit code and dmesg of the dead process"],
         )
     helpers = [
@@ -232,6 +233,13 @@ def worker_died(scene: Scene) -> Finding | None:
     part = str(e.get("part") or "scheduler")
     named = f"rank {rank}" if rank is not None else "a worker" if part == "scheduler" else f"the {part}"
     side = scene.role_of(e)
+def _died_silently(scene: Scene, gone: list[Process]) -> list[Process]:
+    """Of several that are gone those that raised nothing, when others raised because a connection to a rank closed."""
+    raised = {e.who.label for e in scene.events("rank_exception") if e.who}
+    silent = [p for p in gone if p.who and p.who.label not in raised]
+    return silent if scene.has("peer_closed") and len(silent) < len(gone) else []
+
+
     return finding(
         "DEAD_PEER",
         LIKELY,
