@@ -56,7 +56,6 @@ def processes_gone(scene: Scene) -> Finding | None:
         # A rank that was killed from outside did not crash; what its peers raise then is the echo of its absence.
         killed = [e for e in scene.events("child_crashed", "exit_code") if e.get("code") in _KILLED]
         if (not alive or leaving) and not (killed and alive):
-        first = _died_silently(scene, ranks_gone)
             echo = scene.has("peer_closed", "peer_lost") or killed
             return finding(
                 "CRASH_LOOKS_LIKE_HANG",
@@ -66,6 +65,7 @@ def processes_gone(scene: Scene) -> Finding | None:
                 mechanism="after a child's crash the launcher dumps and waits before it exits: the port accepts and nothing answers",
                 next_checks=["the first exception in time over all ranks' logs"],
             )
+        first = _died_silently(scene, ranks_gone)
         return finding(
             "DEAD_PEER",
             LIKELY,
@@ -222,6 +222,13 @@ def port_in_use(scene: Scene) -> Finding | None:
     )
 
 
+def _died_silently(scene: Scene, gone: list[Process]) -> list[Process]:
+    """Of several that are gone those that raised nothing, when others raised because a connection to a rank closed."""
+    raised = {e.who.label for e in scene.events("rank_exception") if e.who}
+    silent = [p for p in gone if p.who and p.who.label not in raised]
+    return silent if scene.has("peer_closed") and len(silent) < len(gone) else []
+
+
 @rule(12, "DEAD_PEER", "an executor or launcher reports that a worker died")
 def worker_died(scene: Scene) -> Finding | None:
     died = scene.events("worker_died")
@@ -233,13 +240,6 @@ def worker_died(scene: Scene) -> Finding | None:
     part = str(e.get("part") or "scheduler")
     named = f"rank {rank}" if rank is not None else "a worker" if part == "scheduler" else f"the {part}"
     side = scene.role_of(e)
-def _died_silently(scene: Scene, gone: list[Process]) -> list[Process]:
-    """Of several that are gone those that raised nothing, when others raised because a connection to a rank closed."""
-    raised = {e.who.label for e in scene.events("rank_exception") if e.who}
-    silent = [p for p in gone if p.who and p.who.label not in raised]
-    return silent if scene.has("peer_closed") and len(silent) < len(gone) else []
-
-
     return finding(
         "DEAD_PEER",
         LIKELY,
