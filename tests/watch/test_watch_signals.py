@@ -60,6 +60,19 @@ def test_streamed_and_other_requests_are_counted_together_and_ranks_once() -> No
     assert (found["tokens"], found["running"]) == (97.0, 3.0)
 
 
+def test_requests_that_were_given_up_are_not_finished() -> None:
+    page = b'sglang:num_requests_total{is_streaming="%s"} %d\n'
+    both = page % (b"true", 40) + page % (b"false", 9) + b"sglang:prompt_tokens_total 900\n"
+    before = counters.parse(both + b"sglang:num_aborted_requests_total 5\nsglang:generation_tokens_total 80\n")
+    assert before == {"finished": 44.0, "tokens": 80.0}
+    after = counters.parse(both + b"sglang:num_aborted_requests_total 6\nsglang:generation_tokens_total 80\n")
+    assert counters.steady(after, before) == before, "counted as aborted before it is counted as a request"
+    anew = {"finished": 1.0, "tokens": 3.0}
+    assert counters.steady(anew, before) == anew
+    ended = b'vllm:request_success_total{engine="0",finished_reason="%s",model_name="m"} %d\n'
+    assert counters.parse(ended % (b"stop", 3) + ended % (b"abort", 7)) == {"finished": 3.0}
+
+
 def test_sglang_counters() -> None:
     found = counters.parse(SGLANG_PAGE)
     assert found == {

@@ -18,8 +18,8 @@ from closeranks.watch.snapshot import Signal as SignalName
 # metric → field; several series of one name are summed
 _SGLANG = {
     "generation_tokens_total": "tokens",
-    "prompt_tokens_total": "prompted",
     "num_requests_total": "finished",
+    "num_aborted_requests_total": "aborted",
     "num_running_reqs": "running",
     "num_queue_reqs": "waiting",
     "num_paused_reqs": "paused",
@@ -52,6 +52,7 @@ def parse(body: bytes) -> dict[str, float]:
 
     The gauges and counters of an engine's ranks repeat each other, so the highest rank's value counts once; series that
     differ in anything else (data-parallel replicas, `is_streaming`, ends) count different requests and are summed.
+    Requests that were given up are not among the finished: in a stall they are all that ends.
     """
     single: dict[tuple[str, tuple[tuple[bytes, bytes], ...]], float] = {}
     found: dict[str, float] = {}
@@ -76,6 +77,8 @@ def parse(body: bytes) -> dict[str, float]:
         if not math.isfinite(value):  # a NaN would differ from itself at every look, and pass for an advance
             continue
         labels = dict(_LABEL.findall(rest[cut : end + 1])) if cut >= 0 else {}
+        if labels.get(b"finished_reason") == b"abort":
+            continue
         if stage:
             rank = b"_".join(labels[k] for k in (b"dp_rank", b"pp_rank", b"tp_rank") if k in labels).decode(
                 errors="replace"
@@ -93,12 +96,22 @@ def parse(body: bytes) -> dict[str, float]:
             single[field, group] = max(single.get((field, group), 0.0), value)
     for (field, _), value in single.items():
         found[field] = found.get(field, 0.0) + value
+    aborted = found.pop("aborted", 0.0)
+    if "finished" in found:
+        found["finished"] -= aborted
     return found
 
 
 def held(values: dict[str, float]) -> bool:
     """Whether requests are in the engine: running, waiting, or on the way between two engines."""
     return any(values.get(name, 0) > 0 for name in ("running", "waiting", *QUEUES))
+
+
+def steady(values: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    """The same; `finished`, a difference of two counters that are not raised at once, does not fall within a life."""
+    if values.get("tokens", 0.0) < before.get("tokens", 0.0) or "finished" not in values:
+        return values
+    return {**values, "finished": max(values["finished"], before.get("finished", 0.0))}
 
 
 class CountersSignal:
@@ -114,6 +127,7 @@ class CountersSignal:
         """Engine → its last pages, (epoch seconds, body), oldest first."""
         self.answers: dict[str, tuple[float, Answer]] = {}
         """Engine → when and how its server answered last; the `http` signal is read from here."""
+        self._before: dict[str, dict[str, float]] = {}
 
     async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
         """One page per engine, all at once."""
@@ -135,6 +149,7 @@ class CountersSignal:
         values = await asyncio.to_thread(parse, answer.body) if len(answer.body) > ASIDE_BYTES else parse(answer.body)
         if not values:
             return engine.name, Blind("/metrics has none of the known names")
+        values = self._before[engine.name] = steady(values, self._before.get(engine.name, {}))
         return engine.name, {**values, "held": held(values), "at": at}
 
     def keep(self, name: str, body: bytes) -> None:
