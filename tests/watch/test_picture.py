@@ -137,9 +137,14 @@ def test_bundles_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(text)
     (tmp_path / "c").mkdir()
+    (tmp_path / "mine").write_text("{}")
     found = incidents(tmp_path)
     assert [row["engine"] for row in found] == ["decode-1"]
     assert found[0]["time"] == "1970-01-01 00:00:00Z"
+    for text in ("[]", "null", "[" * 100_000, '{"confirmed": 1e300}', '{"confirmed": -1e30}', '{"confirmed": NaN}'):
+        (tmp_path / "a" / "manifest.json").write_text(text)
+        rows = incidents(tmp_path)
+        assert [row["time"] for row in rows if row["engine"] == ""] == [""] * text.startswith("{")
     assert incidents(tmp_path / "nowhere") == []
 
 

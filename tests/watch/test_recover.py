@@ -3,6 +3,8 @@
 import asyncio
 import fcntl
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from closeranks.supervise.platforms import PlatformError, Process, Seen, Target
-from closeranks.watch import recover_journal
-from closeranks.watch.recover import Outcome, Recovery, Shown
+from closeranks.watch import patience, recover_journal
+from closeranks.watch.recover import Outcome, Recovery, Shown, _bounded
 from closeranks.watch.recover_journal import Entry, Journal, Now, read
 from closeranks.watch.recover_state import Case, Policy, Refusal
 from closeranks.watch.recover_wire import Endpoint, StepFailed, Wire
@@ -420,6 +422,43 @@ def test_a_preview_changes_nothing(tmp_path: Path) -> None:
     }
     assert not world.done
     assert not (tmp_path / "state").exists()
+    (tmp_path / "file").write_text("")
+    refused = asyncio.run(recovery(world, tmp_path / "file" / "state").preview(CASE, world.engines()))
+    assert isinstance(refused.plan, Refusal)
+    assert "Not a directory" in refused.plan.reason
+
+
+def test_a_step_is_not_late_because_we_were_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it waits for happens meanwhile; an engine that was ended would otherwise not be started again."""
+    monkeypatch.setattr(patience, "SLICE_S", 0.05)
+    happened = threading.Event()
+
+    async def step() -> str:
+        await asyncio.to_thread(happened.wait)
+        return "done"
+
+    async def go() -> str:
+        threading.Timer(0.1, happened.set).start()
+        asyncio.get_running_loop().call_later(0.01, time.sleep, patience.PAUSE_S + 0.5)  # as SIGSTOP does
+        return await _bounded(step(), 1.0)
+
+    assert asyncio.run(go()) == "done"
+
+
+def test_a_step_that_is_late_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "SLICE_S", 0.01)
+    gone: list[str] = []
+
+    async def step() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.append("cancelled")
+        return "never"
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(_bounded(step(), 0.05))
+    assert gone == ["cancelled"]
 
 
 def test_secrets_in_what_a_step_says_do_not_get_into_the_journal(

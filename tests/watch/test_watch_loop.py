@@ -15,7 +15,7 @@ from aiohttp import ClientSession
 
 from closeranks.cli.main import main
 from closeranks.evidence import capture
-from closeranks.watch import procfs, server, verdict
+from closeranks.watch import patience, procfs, server, verdict
 from closeranks.watch.incident import Incident
 from closeranks.watch.loop import Watch
 from closeranks.watch.machine import Memory, Past
@@ -102,7 +102,7 @@ def test_a_full_disk_costs_the_bundle_and_not_the_verdict(tmp_path: Path, monkey
 
     async def go() -> Incident:
         watch = Watch(Settings(bundle_dir=str(tmp_path)))
-        watch.keeper._judge = verdict.Judge(500)
+        watch.keeper._judge = verdict.Judge(longest_s=500)
         try:
             return await watch.keeper.keep(CONFIRMED, watch.snapshot, {NAME: CONFIRMED}, None)
         finally:
@@ -114,21 +114,50 @@ def test_a_full_disk_costs_the_bundle_and_not_the_verdict(tmp_path: Path, monkey
     assert "no verdict" not in found.verdict.summary
 
 
+@pytest.fixture
+def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "SLICE_S", 0.01)
+
+
 def judged(limit_s: float, longest_s: float, used_s: float) -> Judged:
     return asyncio.run(verdict.Judge(limit_s, longest_s, lambda pid: used_s).judge({"a": b"x"}))
 
 
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_wait_does_not_count_what_we_were_stopped_for(stopped: bool, short_slices: None) -> None:
+    """And has an end all the same."""
+    at = slices = 0
+
+    def clock() -> float:
+        nonlocal at
+        at += 60 if stopped else 0
+        return at
+
+    def count() -> bool:
+        nonlocal slices
+        slices += 1
+        return False
+
+    async def go() -> bool:
+        return await patience.within(asyncio.get_running_loop().create_future(), 0.1, count, clock)
+
+    assert asyncio.run(go()) is False
+    assert (20 <= slices < 40) if stopped else slices == 10
+
+
+@pytest.mark.usefixtures("short_slices")
 def test_a_diagnosis_that_got_no_cpu_is_not_late() -> None:
     found = judged(0.05, 500.0, 0.0)
     assert "no verdict" not in found.summary
     assert "verdict.json" in found.files
 
 
+@pytest.mark.usefixtures("short_slices")
 @pytest.mark.parametrize(("limit_s", "longest_s"), [(0.05, 500.0), (500.0, 0.05)])
 def test_a_verdict_that_takes_too_long_is_undetermined_and_says_so(limit_s: float, longest_s: float) -> None:
     found = judged(limit_s, longest_s, 0.2)
     assert found.cls == "UNDETERMINED"
-    assert re.fullmatch(r"no verdict: cut off after \d+ s, in which it used 0\.[02] s of CPU", found.summary)
+    assert re.fullmatch(r"no verdict: cut off after \d+ s, in which it used 0\.2 s of CPU", found.summary)
 
 
 def test_the_cpu_of_a_process_counts() -> None:

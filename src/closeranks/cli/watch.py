@@ -170,7 +170,7 @@ async def _watch(settings: Settings, as_json: bool, after: Afterwards) -> int:
 
     await after.begin(watch)
     looking = asyncio.create_task(watch.run(stop))
-    alone = asyncio.create_task(_nothing_to_see(watch, settings.wait_s, stop))
+    alone = asyncio.create_task(_nothing_to_see(watch, settings.wait_s, settings.interval))
     try:
         await asyncio.wait({looking, alone}, return_when=asyncio.FIRST_COMPLETED)
         if alone.done() and not stop.is_set():
@@ -201,22 +201,23 @@ async def _could_do(recovery: Any, engines: Any) -> dict[str, str]:
     return found
 
 
-async def _nothing_to_see(watch: Any, wait_s: float, stop: asyncio.Event) -> None:
-    """Ends when no engine has been found for `wait_s` from the start; else stays, and says it when all are lost."""
+async def _nothing_to_see(watch: Any, wait_s: float, interval_s: float) -> None:
+    """Ends when no engine has been found for `wait_s` from the start; else stays, and says it when all are lost. By
+    looks: a time in which the watch was stopped tells nothing."""
     log = structlog.get_logger()
     await watch.searched()
-    began, seen, lost = time.monotonic(), False, 0.0
+    began, seen, lost = watch.looks, False, 0
     while True:
         await asyncio.sleep(1.0)
         states = watch.states
         seen = seen or bool(states)
-        if not seen and time.monotonic() - began > wait_s:
+        if not seen and (watch.looks - began) * interval_s >= wait_s:
             return
         blind = seen and all(state.phase == "blind" for state in states.values())
-        lost = (lost or time.monotonic()) if blind else 0.0
-        if lost and time.monotonic() - lost > wait_s:
-            log.error("the watch sees nothing", engines=sorted(states), for_s=round(time.monotonic() - lost))
-            lost = time.monotonic()
+        lost = (lost or watch.looks) if blind else 0
+        if lost and (blind_s := (watch.looks - lost) * interval_s) > wait_s:
+            log.error("the watch sees nothing", engines=sorted(states), for_s=round(blind_s))
+            lost = watch.looks
 
 
 async def _once(settings: Settings, as_json: bool) -> int:

@@ -6,7 +6,7 @@ A watch may run beside it: two py-spy at one process hinder each other, two read
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from closeranks.watch.signals.steps import StepsSignal
 from closeranks.watch.snapshot import Blind, EngineSeen, Snapshot, Values
 from closeranks.watch.snapshot import Signal as SignalName
 
+LATEST = 253402300800.0
+"""The year 10000: there is no time after it."""
 SHOWN = 5
 """Incidents and recoveries that are shown."""
 
@@ -191,8 +193,10 @@ def incidents(folder: Path) -> list[dict[str, str]]:
         return []
     for path in folders[:SHOWN]:
         try:
-            manifest: Mapping[str, Any] = json.loads((path / "manifest.json").read_text())
-        except (OSError, ValueError):  # it is being written, or was cut
+            manifest: Any = json.loads((path / "manifest.json").read_text())
+        except (OSError, ValueError, RecursionError):  # it is being written, was cut, or is another's
+            continue
+        if not isinstance(manifest, dict):
             continue
         found.append(
             {
@@ -233,4 +237,6 @@ def recoveries(journal: Path, notes: list[str]) -> list[dict[str, str]]:
 
 def _time(at: object) -> str:
     number = _number(at)
-    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(number)) if number is not None else ""
+    if number is None or not 0 <= number < LATEST:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(number))

@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +24,7 @@ import structlog
 
 from closeranks.evidence.redact import redact
 from closeranks.supervise.platforms import Platform, PlatformError, platform_named
+from closeranks.watch.patience import within
 from closeranks.watch.recover_journal import Entry, Journal, JournalDamaged, Now, Open, read, restarts, unfinished
 from closeranks.watch.recover_state import (
     Action,
@@ -96,6 +97,20 @@ class Preview(msgspec.Struct, frozen=True):
         return {e.engine: e for e in self.ends}[engine]
 
 
+async def _bounded(step: Coroutine[None, None, str], limit_s: float) -> str:
+    """Its outcome. Raises TimeoutError after `limit_s`, not for a time in which this process itself was stopped: then
+    an engine would have been ended, and not started."""
+    task = asyncio.create_task(step)
+    try:
+        if not await within(task, limit_s):
+            raise TimeoutError
+        return await task
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
 class Recovery:
     """One service's recovery. `platforms` gives the platform of a name, `wire` speaks HTTP, `show` hears of steps."""
 
@@ -134,7 +149,7 @@ class Recovery:
         """The plan that `recover` would carry out now. Changes nothing."""
         try:
             entries = read(self.folder / "journal")
-        except JournalDamaged as error:
+        except (OSError, JournalDamaged) as error:
             return Preview(Refusal(str(error)))
         wire = self._wire()
         try:
@@ -217,7 +232,7 @@ class Recovery:
             result: Result = "done"
             try:
                 limit = action.deadline_s + SLACK_S
-                says = await asyncio.wait_for(hands.do(action, last=number == len(ladder.actions) - 1), limit)
+                says = await _bounded(hands.do(action, last=number == len(ladder.actions) - 1), limit)
             except Stopped:
                 return self._close(journal, current.plan, "stopped", self._stop_says(), began, steps)
             except TimeoutError:

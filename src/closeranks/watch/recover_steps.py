@@ -70,7 +70,9 @@ class Hands:
     async def _until_ready(self, action: Action) -> str:
         until = time.monotonic() + action.deadline_s
         platform, target = self._platform(action), self._facts.targets[action.engine]
-        while time.monotonic() < until:
+        late = False
+        while not late:
+            late = time.monotonic() >= until  # before it is asked: the answer counts, however long we were stopped
             if await self._wire.ready(self._facts.endpoints[action.engine]):
                 return "its own health answers 200"
             fate = await asyncio.to_thread(platform.has_ended, target, _token(self._plan, action.engine), self._folder)

@@ -412,4 +412,4 @@ def _expect_text(answer: Answer) -> None:
 
 def _shown(url: str) -> str:
     parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port}{parts.path}"
+    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import structlog
 
+from closeranks.watch.patience import within
 from closeranks.watch.procfs import TICKS, main_thread
 
 LIMIT_S = 20.0
@@ -79,10 +80,10 @@ class Judge:
             if process is None or process.returncode is not None:
                 process = await _child()
             asked = asyncio.create_task(process.communicate(msgspec.msgpack.encode(dict(files))))
-            used = await self._patience(asked, process.pid, began + self._longest_s)
-            if used is not None:
+            pid = process.pid
+            if not await within(asked, self._longest_s, lambda: self._used_s(pid) >= self._limit_s):
+                took, used = time.monotonic() - began, self._used_s(pid)
                 asked.cancel()
-                took = time.monotonic() - began
                 said = f"no verdict: cut off after {took:.0f} s, in which it used {used:.1f} s of CPU"
                 return msgspec.structs.replace(NONE, summary=said)
             out, err = await asked
@@ -95,15 +96,6 @@ class Judge:
         except msgspec.DecodeError:
             last = err.decode(errors="replace").strip().rpartition("\n")[2]
             return msgspec.structs.replace(NONE, summary=f"no verdict: {last[:200]}")
-
-    async def _patience(self, asked: "asyncio.Task[tuple[bytes, bytes]]", pid: int, until: float) -> float | None:
-        """Wait for an answer; None when it is there, else the CPU seconds after which it was not."""
-        used = 0.0
-        while used < self._limit_s and (left := until - time.monotonic()) > 0:
-            if (await asyncio.wait({asked}, timeout=min(left, max(0.1, self._limit_s - used))))[0]:
-                return None
-            used = self._used_s(pid)
-        return used
 
     async def close(self) -> None:
         """End a child that waits."""
