@@ -221,6 +221,24 @@ def test_the_end_of_other_threads_is_no_fault(name: str) -> None:
     assert log.thread == ""
 
 
+def test_what_a_log_held_before_the_process_began_is_of_a_former_life(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    born = time.mktime((2026, 11, 30, 13, 5, 10, 0, 0, -1))
+    crash = "[{} TP0] Scheduler hit an exception: Traceback\nException in thread Thread-4 (bootstrap_thread):\n"
+    for at, crashed in (
+        ("2026-11-30 13:04:50", False), ("2026-11-30 13:05:09", True), ("2026-11-30 13:05:20", True),
+        ("2025-12-31 23:59:59", False), ("2027-13-99 13:04:50", True), ("no time", True),
+    ):  # fmt: skip
+        path.write_text(crash.format(at))
+        log = Followed([str(path)], born)
+        log.look()
+        assert (bool(log.crash), bool(log.thread)) == (crashed, crashed), at
+        with path.open("a") as file:
+            file.write(crash.format("2026-11-30 13:04:50"))  # by a clock that is behind
+        log.look()
+        assert log.crash, "what comes after is of this life"
+
+
 def test_a_log_is_followed_over_cuts_and_rotation(tmp_path: Path) -> None:
     path = tmp_path / "engine.log"
     path.write_text("The server is fired up and ready to roll!\nhalf a li")

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 
+from closeranks.watch import procfs
 from closeranks.watch.aside import Aside
 from closeranks.watch.signals import Readings
 from closeranks.watch.snapshot import Blind, EngineSeen, Values
@@ -55,13 +56,18 @@ _HELPERS = re.compile(
     rb"|process_(?:input|output)_sockets|\w*(?:nixl|mooncake|handshake|kv_)\w*)$",
     re.I,
 )
+_TIME = re.compile(rb"^.{0,80}?\b(?:(\d{4})-)?([01]\d)-([0-3]\d)[ T]([0-2]\d):([0-5]\d):([0-5]\d)")
+SOON_S = 2.0
+"""A line may bear a time that is so much before the start of its process, by rounding and steps of the clock."""
 
 
 class Followed:
-    """One engine's log: position in its file, and what it has said in this life."""
+    """One engine's log: position in its file, and what it has said in this life. `born`: when that began (epoch
+    seconds); lines that stood in the file before and bear an earlier time are of a former life."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], born: float = 0.0) -> None:
         self.paths = tuple(paths)
+        self._born = born
         self.files: dict[str, tuple[int, int]] = {}
         """Path → (inode, position)."""
         self.rest: dict[str, bytes] = {}
@@ -88,6 +94,7 @@ class Followed:
     def _file(self, path: str) -> None:
         with open(path, "rb") as file:
             info = os.fstat(file.fileno())
+            first = path not in self.files
             inode, position = self.files.get(path, (info.st_ino, max(0, info.st_size - FIRST_BYTES)))
             if inode != info.st_ino or info.st_size < position:  # rotated, or cut
                 position = 0
@@ -101,8 +108,12 @@ class Followed:
             return
         *lines, rest = (self.rest.get(path, b"") + data).split(b"\n")
         self.rest[path] = rest[-65536:]
+        former = False
         for line in lines:
-            self.line(line)
+            at = _time_of(line) if first else None
+            former = former if at is None else at < self._born - SOON_S
+            if not former:
+                self.line(line)
 
     def line(self, line: bytes) -> None:
         """Take in one line."""
@@ -147,6 +158,21 @@ class Followed:
         }
 
 
+def _time_of(line: bytes) -> float | None:
+    """The time that a line bears, by the clock of this machine; without a year the last such day."""
+    found = _TIME.match(line[:200])
+    if found is None:
+        return None
+    now = time.time()
+    month, day, hour, minute, second = (int(part) for part in found.groups()[1:])
+    years = [int(found[1])] if found[1] else [time.localtime(now).tm_year, time.localtime(now).tm_year - 1]
+    try:
+        times = [time.mktime((year, month, day, hour, minute, second, 0, 0, -1)) for year in years]
+    except (OverflowError, ValueError):
+        return None
+    return next((at for at in times if at < now + 86400), times[-1])
+
+
 class LogSignal:
     """Key: engine."""
 
@@ -181,7 +207,8 @@ class LogSignal:
             life = (head.pid, head.start_time)
             old = self._followed.get(engine.name)
             if old is None or old[1].paths != paths:
-                old = (life, Followed(paths))
+                age_s = (procfs.uptime_ticks() - head.start_time) / procfs.TICKS
+                old = (life, Followed(paths, time.time() - age_s))
             elif old[0] != life:
                 old[1].begin()
                 old = (life, old[1])
