@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 from closeranks.diagnose.documents import MAX_TEXT, documents, unwrap_all
 from closeranks.diagnose.facts import Fact, Src
@@ -28,7 +29,7 @@ class Collected:
 def collect(bundle: Bundle) -> Collected:
     """All facts of `bundle`."""
     out = Collected(notes=list(bundle.notes))
-    pattern = prefilter(line_readers())
+    pattern = _prefilter()
     readers = document_readers()
     budget = READ_TOTAL
     for item in bundle.items:
@@ -44,6 +45,12 @@ def collect(bundle: Bundle) -> Collected:
         budget -= used
         out.facts += sorted(facts, key=lambda f: f.src)
     return out
+
+
+@cache
+def _prefilter() -> Prefilter:
+    """The same for every bundle of a process; building it takes longer than to read a short one."""
+    return prefilter(line_readers())
 
 
 def _one(
