@@ -1,6 +1,7 @@
 """The import arrows: who may import whom, read from the source itself (AST), not from what happened to be loaded."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def part_of(module: str) -> str:
     return names[0]
 
 
+@cache
 def imports(path: Path) -> list[str]:
     """Every module name imported in a file, also inside functions, relative ones made absolute."""
     package = ("closeranks", *path.relative_to(SRC).with_suffix("").parts[:-1])

@@ -1,6 +1,7 @@
 """A known issue is never named for an engine that the evidence is not of, nor outside its versions or architecture."""
 
 import re
+from functools import cache
 
 import pytest
 
@@ -17,6 +18,11 @@ TITLES = r"sglang(?:[_-]?\w+)?::schedul\w*?_?(?=TP|\b)|VLLM::(?:Worker|EngineCor
 BY_ID = {e.id: e for e in shipped()}
 
 
+@cache
+def of_case(name: str) -> set[str]:
+    return named(CASES[name])
+
+
 def named(evidence: list[tuple[str, str]]) -> set[str]:
     return {k.id for f in diagnose_texts(evidence).findings for k in f.known_issues}
 
@@ -25,7 +31,7 @@ def named(evidence: list[tuple[str, str]]) -> set[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_only_issues_of_the_evidences_engine(name: str) -> None:
     scene = Scene(collect(from_texts(CASES[name])).facts, [])
-    for issue in named(CASES[name]):
+    for issue in of_case(name):
         entry = BY_ID[issue]
         assert entry.engine not in ENGINES or not scene.families or entry.engine in scene.families
 
@@ -43,7 +49,7 @@ def foreign(evidence: list[tuple[str, str]], engine: str) -> list[tuple[str, str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in CASES if {BY_ID[i].engine for i in named(CASES[n])} & {"sglang", "vllm"}])
+@pytest.mark.parametrize("name", [n for n in CASES if {BY_ID[i].engine for i in of_case(n)} & {"sglang", "vllm"}])
 def test_frames_of_another_engine_name_no_issue_of_this_one(name: str) -> None:
     for engine in ("sglang", "vllm"):
         changed = foreign(CASES[name], engine)
@@ -53,7 +59,7 @@ def test_frames_of_another_engine_name_no_issue_of_this_one(name: str) -> None:
             assert entry.engine not in ENGINES or not scene.families or entry.engine in scene.families, issue
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if any(BY_ID[i].versions for i in named(CASES[n]))])
+@pytest.mark.parametrize("name", [n for n in CASES if any(BY_ID[i].versions for i in of_case(n))])
 def test_a_version_outside_all_ranges_names_no_issue_with_a_range(name: str) -> None:
     strip = [(n, re.sub(r"(?i)(sglang|vllm|nccl)(==| version[ :=]+v?| v)\d[\w.+]*", "", t)) for n, t in CASES[name]]
     for version in ("0.0.1rc1", "99.0.0"):
@@ -64,7 +70,7 @@ def test_a_version_outside_all_ranges_names_no_issue_with_a_range(name: str) -> 
                 assert (below and not above) if version.startswith("0.0") else (above and not below), (issue, component)
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if any(BY_ID[i].arch for i in named(CASES[n]))])
+@pytest.mark.parametrize("name", [n for n in CASES if any(BY_ID[i].arch for i in of_case(n))])
 def test_another_architecture_names_no_issue_that_needs_one(name: str) -> None:
     changed = [(n, t.replace("aarch64", "x86_64")) for n, t in CASES[name]]
     found = named([*changed, ("uname.txt", "Linux host 6.8.0 x86_64 GNU/Linux\n")])

@@ -1,6 +1,8 @@
 """What `serve` refuses before it starts anything, and what it would start."""
 
 import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,20 @@ import pytest
 from closeranks.cli import main, serve
 from closeranks.supervise.engine import Epoch
 from tests.e2e import tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags for a tiny model, converted once."""
+    folder = tmp_path_factory.mktemp("serve")
+    return ["--model-path", str(tiny.make(folder / "model")), "--cache-dir", str(folder / "cache")]
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """With a path that leaves room for sockets in it; `tmp_path` has the names of user, worker and test in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "run"
 
 
 def test_a_port_that_is_taken_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,9 +49,10 @@ def test_a_setting_of_few_values_says_which(capsys: pytest.CaptureFixture[str]) 
     assert "one of shm, gloo, nccl" in capsys.readouterr().err
 
 
-def test_more_ranks_than_the_model_can_be_dealt_to(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    flags = ["--model-path", str(tiny.make(tmp_path / "model")), "--cache-dir", str(tmp_path), "--run-dir"]
-    assert main.main(["serve", "--dry-run", "--tp-size", "9", *flags, str(tmp_path / "run")]) == 2
+def test_more_ranks_than_the_model_can_be_dealt_to(
+    model: list[str], run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["serve", "--dry-run", "--tp-size", "9", *model, "--run-dir", str(run_dir)]) == 2
     assert "tp_size 9 is more than the model's" in capsys.readouterr().err
 
 
@@ -56,11 +73,10 @@ def test_more_ranks_than_the_model_can_be_dealt_to(capsys: pytest.CaptureFixture
     ],
 )
 def test_what_every_process_would_end_with_is_refused(
-    flags: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    flags: list[str], text: str, model: list[str], run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not by processes that are started again and again."""
-    model = ["--model-path", str(tiny.make(tmp_path / "model")), "--cache-dir", str(tmp_path / "cache")]
-    assert main.main(["serve", "--dry-run", "--run-dir", str(tmp_path / "run"), *model, *flags]) == 2
+    assert main.main(["serve", "--dry-run", "--run-dir", str(run_dir), *model, *flags]) == 2
     assert text in capsys.readouterr().err
 
 
