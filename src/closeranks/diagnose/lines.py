@@ -108,8 +108,10 @@ def parse(raw: str, src: Src) -> Line:
         _BRACKET_RANK.search(text, 0, 160) if "ProcessGroup" in text[:120] else None
     ):
         return Line(src, text, text, t, Who(kind="torch", family="torch", rank=int(m[1])), True)
-    proc = names.from_vllm_proc(text) if "pid=" in text[:160] else None
-    if m := _VLLM_MSG.search(text, 0, 400):
+    m = _VLLM_MSG.search(text, 0, 400)
+    before = text[: m.start()] if m else text  # a message may name other processes
+    proc = names.from_vllm_proc(before) if "pid=" in before[:160] else None
+    if m:
         return Line(src, text, text[m.end() :], t, proc, True)
     if m := _TRT.match(head):
         rank = re.search(r"global_rank = (\d+)", text)

@@ -120,7 +120,7 @@ def _frames(scene: Scene, engines: list[EngineView], m: Match) -> list[str] | No
     if m.pp is not None and m.pp != any(r.who.pp is not None for r in ranks):
         return None
     families = {e.family for e in scene.engines} | {f.who.family for f in scene.facts if f.who}
-    if m.family and families - {"", "torch"} and m.family not in families:
+    if m.family and m.family not in families | scene.families:
         return None
     reasons = []
     if m.frames or hit:

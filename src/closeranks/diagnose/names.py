@@ -23,6 +23,8 @@ def parts(text: str) -> dict[str, int]:
 def from_title(title: str) -> Who | None:
     """The process behind a title or command line of ps or py-spy; None when nothing in it is known."""
     title = title[:400]
+    if re.search(r"\b(?:vllm|sglang|mini)[_-](?:router|lb)\b|sglang\.launch_router|\bsmg\b", title):
+        return Who(kind="router", family="sglang" if "sglang" in title or "smg" in title else "")
     if m := _OURS.search(title):
         kind = {"rank": "worker", "leader": "launcher", "gateway": "router"}[m[1]]
         return Who(kind=kind, family="closeranks", **parts(title))
@@ -52,8 +54,6 @@ def from_title(title: str) -> Who | None:
         return Who(kind="worker", family="vllm", rank=int(m2[1]) if m2 else None)
     if re.search(r"sglang\.launch_server|sglang serve", title):
         return Who(kind="launcher", family="sglang")
-    if re.search(r"sglang[_-]router|sglang\.launch_router|smg\b", title):
-        return Who(kind="router", family="sglang")
     if re.search(r"\bvllm serve\b|vllm\.entrypoints", title):
         return Who(kind="api", family="vllm")
     if re.search(r"trtllm-serve|tensorrt_llm|trtllm", title):

@@ -13,7 +13,7 @@ import msgspec
 from closeranks.diagnose.facts import Frame, Stack, Thread
 
 _PLUMBING = {"wrapper", "broadcast_pyobj", "_all_reduce_attn_groups", "inner", "decorate_context"}
-_CONTROL = ("hicache", "pd_poll", "dp_sync", "grammar", "error_path")  # sites of collectives outside the forward pass
+CONTROL = ("hicache", "pd_poll", "dp_sync", "grammar", "error_path")  # sites of collectives outside the forward pass
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Position(msgspec.Struct, frozen=True):
     @property
     def call(self) -> tuple[str, ...]:
         """Which call of a control loop this is: two callers. Empty where ranks may stand in different layers."""
-        return self.callers[:2] if self.site in _CONTROL else ()
+        return self.callers[:2] if self.site in CONTROL else ()
 
     @property
     def where(self) -> str:
@@ -123,6 +123,8 @@ _HTTP_FILE = re.compile(r"urllib3/|requests/|http/client|httpx/|httpcore/|urllib
 _COMPILE_FILE = re.compile(
     r"torch/_inductor|torch/_dynamo|triton/compiler|triton/backends|triton/runtime/build|cpp_extension|deep_gemm/jit|deep_gemm_wrapper|tvm_ffi|flashinfer/jit|cutlass|ninja|tilelang"
 )
+_LOCK_FILE = re.compile(r"filelock/|file_baton\.py|portalocker/")
+FILE_LOCK = "file lock"
 _COMPILE_NAME = re.compile(
     r"^(ptxas|nvcc|_jit_compile|compile_fx|make_cubin|make_ptx|_compile_kernel|build_extension|compile_deep_gemm|make_llir)$"
 )
@@ -184,6 +186,7 @@ _SITES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
     )
 )
+_PP_FILE = re.compile(r"(?:^|/)(?:pp_utils|pp_handler|p2p_communication)\.py$")
 _FORWARD = re.compile(
     r"^(forward\w*|execute_model|run_batch|_dummy_run|verify|forward_batch\w*|_forward_step|_forward_step\w*|execute_dummy_batch|replay|sample_tokens|_model_forward|run_model|model_forward|draft\w*|propose\w*)$"
 )
@@ -214,6 +217,8 @@ def _site(frames: Iterable[Frame]) -> str:
         for name, pattern in _SITES:
             if pattern.search(f.name):
                 return name
+        if _PP_FILE.search(f.file):
+            return "pp"
         if f.name == "__init__" and re.search(r"scheduler|model_runner|worker|engine/core|engine_core", f.file):
             return "startup"
         if not forward and _FORWARD.match(f.name):
@@ -261,11 +266,12 @@ def _lock_inside(inner: Iterable[Frame]) -> bool:
 def _frame_kind(f: Frame, i: int, frames: tuple[Frame, ...]) -> tuple[str, str, str] | None:
     name, file = f.name, f.file
     outer = [g.name for g in frames[i + 1 : i + 8]]
-    if name in COLLECTIVES and _DIST_FILE.search(file):
+    between_ranks = bool(_DIST_FILE.search(file)) and "shm_broadcast" not in file  # vLLM's message queue is no group
+    if name in COLLECTIVES and between_ranks:
         return "collective", name, ""
     if _RENDEZVOUS.match(name):
         return "collective", name, "startup"
-    if name in _P2P and _DIST_FILE.search(file):
+    if name in _P2P and between_ranks:
         return "p2p", name, ""
     if name in _MODULE_LOAD:
         return "module_load", name, ""
@@ -308,6 +314,8 @@ def _frame_kind(f: Frame, i: int, frames: tuple[Frame, ...]) -> tuple[str, str, 
         "wait_for_completion_or_failure",
     ):
         return "launcher", name, "launcher"
+    if name in ("acquire", "wait", "__enter__") and _LOCK_FILE.search(file):
+        return "lock", FILE_LOCK, ""
     if _COMPILE_NAME.match(name) or (
         i < 25
         and _COMPILE_FILE.search(file)

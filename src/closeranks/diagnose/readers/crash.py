@@ -81,7 +81,7 @@ _CAUSES = (
     ("cuda_oom", r"CUDA out of memory|OutOfMemoryError|out of memory"),
     ("cuda_error", r"CUDA error|cudaError|illegal memory access|device-side assert|CUBLAS_STATUS|Xid"),
     ("address_in_use", r"EADDRINUSE|[Aa]ddress already in use"),
-    ("store_timeout", r"waiting for clients|DistStoreError|Timed out after \d+ seconds"),
+    ("store_timeout", r"waiting for clients|DistStoreError|Timed out after \d+ seconds|wait timeout after \d+ms, keys"),
     ("gloo_timeout", r"Timed out waiting \d+ms for (?:recv|send)"),
     ("gloo_size", r"op\.preamble\.length <= op\.nbytes"),
     ("peer_timeout", r"Read error.*Connection timed out"),

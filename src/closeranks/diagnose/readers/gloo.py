@@ -22,6 +22,7 @@ class Gloo(SignatureReader):
         Sig("store_timeout", "waiting for clients", r"(?:.*?(?P<joined>\d+)/(?P<expected>\d+) clients joined)?"),
         Sig("store_timeout", "DistStoreError", r"(?=.)"),
         Sig("store_timeout", "client socket has timed out", r"(?=.)"),
+        Sig("store_timeout", "wait timeout after", r"store->get|timeout after \d+ms, keys"),
         Sig("store_lost", "TCPStore server has shut down", r"(?=.)"),
         Sig("store_lost", "TCPStore.cpp", r"(?:recvValue|sendBytes|recvBytes) failed on SocketImpl"),
     )  # fmt: skip

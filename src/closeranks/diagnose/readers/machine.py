@@ -209,6 +209,17 @@ class KernelLog(SignatureReader):
             yield replace(fact, time=None) if line.stamped else fact
 
 
+class Cgroup(SignatureReader):
+    """`cpu.stat` of a cgroup: how often its processes were held back by their CPU limit."""
+
+    NAME = "cgroup-cpu"
+    ABOUT = "cpu.stat: periods of a CPU limit, and in how many of them the processes were held back"
+    SIGNATURES = (
+        Sig("cpu_periods", "nr_periods", r"^\s*nr_periods (?P<n>\d+)\s*$"),
+        Sig("cpu_throttled", "nr_throttled", r"^\s*nr_throttled (?P<n>\d+)\s*$"),
+    )
+
+
 class Containers:
     """kubectl get events / describe: restarts, kills, probes."""
 
@@ -258,4 +269,4 @@ class Containers:
         return ()
 
 
-LINE_READERS = (NvidiaSmi, Ps, Proc, KernelLog, Containers)
+LINE_READERS = (NvidiaSmi, Ps, Proc, KernelLog, Cgroup, Containers)

@@ -67,7 +67,8 @@ class Watchdog:
                 timeout_ms=int(m[5]) if m[5] else None,
                 group=_group_name(group) if group else "",
                 state="timeout",
-                p2p=m[2] in ("SEND", "RECV", "COALESCED"),
+                p2p=m[2] in ("SEND", "RECV")
+                or (m[2] == "COALESCED" and m[3] == m[4]),  # of collectives sizes are known
             )
             yield found
         elif m := _STATUS.search(text):
@@ -108,6 +109,33 @@ class Watchdog:
 
 def _group_name(m: re.Match[str]) -> str:
     return m[3] or m[4] or (f"guid {m[2]}" if m[2] else f"pg {m[1]}")
+
+
+class FingerPrints:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: two ranks of one group that are about to run different collectives."""
+
+    NAME = "collective-fingerprints"
+    ABOUT = "torch's collective fingerprints (TORCH_DISTRIBUTED_DEBUG=DETAIL): operation and shape of two ranks"
+    TOKENS = ("CollectiveFingerPrint(",)
+    open = False
+    _RANK = re.compile(r"Rank (\d+)\s+is running collective: CollectiveFingerPrint\(([^)]{0,200})\)")
+
+    def line(self, line: Line) -> Iterator[Fact]:
+        """One mismatch: both sides in one event."""
+        sides = self._RANK.findall(line.text)[:2]
+        if len(sides) < 2:
+            return
+        data: dict[str, Value] = {}
+        for key, (rank, text) in zip("ab", sides, strict=True):
+            op, shape = re.search(r"OpType=(\w+)", text), re.search(r"TensorShape=\[([\d, ]{0,80})\]", text)
+            data[f"rank_{key}"] = int(rank[:9])
+            data[f"op_{key}"] = op_name(op[1]) if op else "other"
+            data[f"shape_{key}"] = shape[1] if shape else ""
+        yield Event(src=line.src, who=line.who, time=line.time, kind="fingerprint_mismatch", data=data)
+
+    def end(self) -> Iterator[Fact]:
+        """Nothing waits."""
+        return iter(())
 
 
 class DesyncReport:
@@ -183,7 +211,7 @@ class NcclLog(SignatureReader):
         Sig("nccl_net_error", "IBV_WC_RETRY_EXC_ERR", r"(?=.)"),
         Sig("link_down", "NETDEV WATCHDOG", r"(?=.)"),
         Sig("link_down", "Link is Down", r"(?=.)"),
-        Sig("link_down", "link down", r"(?i)mlx\d|bnxt|eth\d|enp|ib\d"),
+        Sig("link_down", "ink down", r"(?i)(?:mlx\d|bnxt|eth\d|en[ps]\d|ib\d).*\blink down"),
         Sig("acs_redirect", "ACSCtl", r"ACSCtl:.*ReqRedir\+"),
         Sig("acs_off", "ACSCtl", r"ACSCtl:.*ReqRedir-"),
         Sig("xid", "NVRM: Xid", r"Xid .*?: (?P<xid>\d+)"),
@@ -228,4 +256,4 @@ class FrTrace:
         return ()
 
 
-LINE_READERS = (Watchdog, DesyncReport, NcclLog, FrTrace)
+LINE_READERS = (Watchdog, FingerPrints, DesyncReport, NcclLog, FrTrace)

@@ -16,6 +16,7 @@ class Routers(SignatureReader):
     SIGNATURES = (
         Sig("aibrix_line", "pd_disaggregation.go", r"(?=.)", whole=True),
         Sig("no_handler", "No handler found", r"(?=.)"),
+        Sig("lease_lost", "lease", r"(?i)lease.{0,20}\b(?:lost|revoked)|unable to maintain lease"),
         Sig("no_worker", "no instances found", r"(?=.)"),
         Sig("no_worker", "No available workers", r"(?=.)"),
         Sig("no_worker", "no healthy workers", r"(?i)no (?:available|healthy)"),
@@ -23,6 +24,7 @@ class Routers(SignatureReader):
         Sig("no_worker", "No available decode", r"(?=.)"),
         Sig("no_worker", "no responders", r"(?=.)"),
         Sig("breaker_open", "ircuit breaker", r"(?i)circuit breaker.{0,80}\bopen"),
+        Sig("breaker_closed", "ircuit breaker", r"(?i)circuit breaker.{0,80}\bclosed"),
         Sig("worker_removed", "marked unhealthy", r"(?=.)"),
         Sig("worker_removed", "Removing worker", r"(?=.)"),
         Sig("stream_lost", "Stream ended before generation completed", r"(?=.)"),

@@ -183,6 +183,7 @@ class Sglang(SignatureReader):
         Sig("transfer_worker_error", "assert room in self.transfer_infos", r"(?=.)"),
         Sig("transfer_error", "NIXL transport error for room", r"room (?P<room>\d+)"),
         Sig("transfer_error", "NIXL transfer encountered ERR", r"room[= ](?P<room>\d+)"),
+        Sig("transfer_odd_state", "treating as undone", r"(?=.)"),
         Sig("transfer_error", "left a handle running", r"(?:.*?room[= ](?P<room>\d+))?"),
         Sig("transfer_error", "Transfer thread failed because of", r"(?=.)"),
         Sig("peer_blacklisted", "Decode instance could be dead", r"(?=.)"),

@@ -63,10 +63,10 @@ class Progress:
 
     NAME = "progress-bar"
     ABOUT = "tqdm bars: schema and kernel compilation, weight loading, graph capture"
-    TOKENS = ("%|", "it/s]", "s/it]", "?it/s")
+    TOKENS = ("%|", "% Completed |", "it/s]", "s/it]", "?it/s")
     open = False
     _BAR = re.compile(
-        r"([A-Za-z][^|\r\n]{0,120}?)?(\d{1,3})%\|[^|]*\|\s*([\d.]+)([kMG]?)/([\d.]+)([kMG]?)\s*\[([\d:?]+)<([\d:?]+)"
+        r"([A-Za-z][^|\r\n]{0,120}?)?(\d{1,3})%(?: Completed )?\|(?:[^|]*\|)?\s*([\d.]+)([kMG]?)/([\d.]+)([kMG]?)\s*\[([\d:?]+)<([\d:?]+)"
     )
     _WORK = (
         ("grammar", r"(?i)fsm|grammar|regex|schema|guide"),

@@ -37,24 +37,15 @@ def processes_gone(scene: Scene) -> Finding | None:
     cores = [p for p in zombies if p.who and p.who.kind == "engine_core"]
     ok = [e for e in scene.events("http") if e.get("status") == 200]
     if cores:
-        ok_words = f" while the API answered 200 on {ok[-1].get('path')}" if ok else ""
-        return finding(
-            "HEALTH_FALSE_OK_ENGINE_DEAD",
-            LIKELY,
-            f"The engine core is dead (a zombie){ok_words}.",
-            [*cores, *ok[:2], *scene.batches[-2:]],
-            mechanism="the API process outlives its engine; its endpoints do not ask the engine, and a stream's 200 is sent before its first token",
-            shown=[f"{c.src}: pid {c.pid} is a zombie" for c in cores],
-            likely=["why the engine core died is not in this evidence"],
-            next_checks=["the engine core's own last lines, dmesg, its exit code"],
-            workaround="probe with a real completion instead of /health; restart",
-        )
+        return _dead_behind_the_port(scene, cores, ok)
     ranks_gone = [p for p in zombies if (p.who and p.who.is_rank) or (p.who is None and scene.has("child_crashed"))]
     if ranks_gone:
         alive = [p for p in scene.processes if p.who and p.who.is_rank and not p.state.startswith("Z")]
         leaving = [r for g in scene.engines for r in g.at("exiting")]
         # A rank that was killed from outside did not crash; what its peers raise then is the echo of its absence.
         killed = [e for e in scene.events("child_crashed", "exit_code") if e.get("code") in _KILLED]
+        if not alive and ok and not scene.has("rank_exception", "exception", "fatal", "child_crashed", "teardown"):
+            return _dead_behind_the_port(scene, ranks_gone, ok)
         if (not alive or leaving) and not (killed and alive):
             echo = scene.has("peer_closed", "peer_lost") or killed
             return finding(
@@ -106,6 +97,21 @@ def processes_gone(scene: Scene) -> Finding | None:
     return _not_listed(scene)
 
 
+def _dead_behind_the_port(scene: Scene, dead: list[Process], ok: list[Event]) -> Finding:
+    answers = f" while the API answered 200 on {ok[-1].get('path')}" if ok else ""
+    return finding(
+        "HEALTH_FALSE_OK_ENGINE_DEAD",
+        LIKELY,
+        f"The engine behind the API ({labels_of(dead)}) is dead (a zombie){answers}.",
+        [*dead, *ok[:2], *scene.batches[-2:]],
+        mechanism="the API process outlives its engine; its endpoints do not ask the engine, and a stream's 200 is sent before its first token",
+        shown=[f"{p.src}: pid {p.pid} is a zombie" for p in dead],
+        likely=["why it died is not in this evidence"],
+        next_checks=["the dead process's own last lines, dmesg, its exit code"],
+        workaround="probe with a real completion instead of /health; restart",
+    )
+
+
 def _not_listed(scene: Scene) -> Finding | None:
     """Ranks that wait in a collective beside one that the process list of their host lacks."""
     several_hosts = (scene.flag_number("nnodes") or 1) > 1
@@ -133,6 +139,11 @@ def stays_stopped(scene: Scene, pid: int | None) -> bool:
 
 
 _KILLED = frozenset({-9, -15, 137, 143})  # SIGKILL and SIGTERM come from outside: the kernel, an operator, a supervisor
+
+
+_OWN_SIGNALS = frozenset(
+    {"Segmentation fault", "Bus error", "Floating point exception", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"}
+)
 
 
 def labels_of(processes: list[Process]) -> str:
@@ -233,8 +244,8 @@ def _died_silently(scene: Scene, gone: list[Process]) -> list[Process]:
 def worker_died(scene: Scene) -> Finding | None:
     died = scene.events("worker_died")
     killed = [e for e in scene.events("child_crashed") if e.get("code") in _KILLED or e.get("signal") in (9, 15)]
-    if not died and not killed:
-        return None
+    if (not died and not killed) or (not killed and any(e.get("what") in _OWN_SIGNALS for e in scene.events("fatal"))):
+        return None  # a signal that its own fault brought is why, and stands in the log
     e = (died or killed)[0]
     rank = e.get("rank", e.get("index"))
     part = str(e.get("part") or "scheduler")

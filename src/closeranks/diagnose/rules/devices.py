@@ -204,19 +204,20 @@ def spin_without_stacks(scene: Scene) -> Finding | None:
 
 
 # Faults of the device or its links, not of a program: uncorrectable memory, NVLink, off the bus, GSP.
-_FATAL_XIDS = frozenset({48, 62, 74, 79, 94, 95, 119, 120, 140})
+_FATAL_XIDS = frozenset({48, 62, 64, 74, 79, 94, 95, 119, 120, 121, 140, *range(144, 151)})
 
 
 @rule(27, "DEVICE_HANG", "the driver reported a broken GPU, and hosts wait for their devices")
 def broken_device(scene: Scene) -> Finding | None:
     faults = [e for e in scene.events("xid") if e.get("xid") in _FATAL_XIDS]
     late = [c for c in scene.collectives if c.state == "timeout"]
-    if faults and late and not scene.engines:
+    stands = late or scene.stalls or scene.events("shm_wait")[1:]
+    if faults and stands and not scene.engines:
         return finding(
             "DEVICE_HANG",
             LIKELY,
-            f"The driver reported Xid {faults[0].get('xid')}, and collectives timed out: a GPU or its link failed.",
-            [*faults[:3], *late[:3]],
+            f"The driver reported Xid {faults[0].get('xid')}, and {'collectives timed out' if late else 'the engine stands'}: a GPU or its link failed.",
+            [*faults[:3], *stands[:3]],
             ranks={c.who.label: f"{c.op} #{c.seq}" for c in late[:64] if c.who},
             trigger=f"Xid {faults[0].get('xid')}",
             mechanism="work on the failed device never ends, and the collectives that need it do not either",

@@ -125,6 +125,8 @@ def crashed_rank(scene: Scene) -> Finding | None:
         and (e.get("traceback") or str(e.get("cause")) in ("cuda_oom", "cuda_error"))
     ]
     heads = scene.events("rank_exception", "engine_start_failed")
+    # Records of their own need no "Traceback": the exception stands under the head that the same process logged.
+    raised += [e for e in scene.events("exception") if e not in raised and _own_end(e, heads)]
     near = [e for e in raised if any(h.src == e.src or _under(h, e) for h in heads)]
     hard = [e for e in raised if str(e.get("cause")) in ("cuda_oom", "cuda_error")]
     crashed = [
@@ -163,6 +165,12 @@ def _unnamed(scene: Scene, heads: list[Event]) -> list[Event]:
     """Heads of tracebacks under which frames follow, and no exception that is known by name."""
     frames, named = scene.events("traceback_frame"), scene.events("exception")
     return [h for h in heads if any(_under(h, f) for f in frames) and not any(_under(h, e) for e in named)]
+
+
+def _own_end(e: Event, heads: list[Event]) -> bool:
+    return str(e.get("cause")) not in ECHOES and any(
+        h.who is not None and h.who == e.who and _under(h, e) for h in heads
+    )
 
 
 def _under(head: Event, other: Event) -> bool:
@@ -250,7 +258,9 @@ def ended_by_timeout(scene: Scene) -> Finding | None:
 
 @rule(36, "ROUTER", "a router lost requests: no handler, or a failed leg that nobody told the other leg")
 def lost_in_router(scene: Scene) -> Finding | None:
-    dropped = scene.events("no_handler", "no_worker", "breaker_open")
+    closed = [e.src for e in scene.events("breaker_closed")]
+    opened = [e for e in scene.events("breaker_open") if not any(c.file == e.src.file and c > e.src for c in closed)]
+    dropped = [*scene.events("no_handler", "no_worker"), *opened]
     legs = scene.events("leg_failed")
     waiting = [e for e in scene.events("transfer_failed") if e.get("after") is not None]
     if legs and (waiting or not scene.has("transfer_error")):

@@ -57,6 +57,18 @@ def gil_deadlock(scene: Scene) -> Finding | None:
                 next_checks=["py-spy dump --native twice, 5 s apart: the same frames on all threads confirm it"],
                 workaround="start the profiler without stacks (with_stack=0)" if "rofil" in inner else "",
             )
+        callbacks = [t for t in s.threads if not t.main and any(f.name == "PyGILState_Ensure" for f in t.frames[:4])]
+        inside = main.frames[0] if main.frames else None
+        if main.gil and callbacks and inside and not inside.file.endswith(".py") and _blocked_native(inside.name):
+            return finding(
+                "GIL_DEADLOCK",
+                LIKELY,
+                f"The main thread holds the GIL while it waits in {at.where} ({inside.name}); a native thread wants the GIL to call back into Python.",
+                [s],
+                ranks={s.who.label if s.who else f"pid {s.pid}": at.where},
+                mechanism="the wait is for work that the native thread can only finish with the GIL",
+                next_checks=["py-spy dump --native twice, 5 s apart: the same frames on both threads confirm it"],
+            )
     return _holder_in_native_call(scene)
 
 
@@ -111,7 +123,7 @@ def _wants_gil(names: list[str]) -> bool:
 def _blocked_native(name: str) -> bool:
     return bool(
         re.search(
-            r"ynchronize|cuMemcpy|cudaMemcpy|futex|pthread_|cond_wait|sem_wait|nccl|poll|read|__lll|cuCtx|cuEvent|cuStream|lock|wait",
+            r"ynchronize|^cu(?:da)?[A-Z]|futex|pthread_|cond_wait|sem_wait|nccl|poll|read|__lll|lock|wait|sched_yield",
             name,
         )
     )

@@ -3,6 +3,7 @@
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 from closeranks.diagnose.facts import Collective, Event
 from closeranks.diagnose.rules import rule
@@ -50,7 +51,24 @@ def different_operation(scene: Scene) -> Finding | None:
             ],
             decoys=["no rank is behind: the sequence numbers are equal"],
         )
-    return None
+    return next((f for f in _fingerprints(scene) if f.cls == "DESYNC_DIFFERENT_COLLECTIVE"), None)
+
+
+def _fingerprints(scene: Scene) -> Iterator[Finding]:
+    """torch compared what two ranks were about to run, and refused it."""
+    for e in scene.events("fingerprint_mismatch"):
+        a, b = (f"rank {e.get(f'rank_{s}')}: {e.get(f'op_{s}')} [{e.get(f'shape_{s}')}]" for s in "ab")
+        other = e.get("op_a") != e.get("op_b")
+        yield finding(
+            "DESYNC_DIFFERENT_COLLECTIVE" if other else "DESYNC_SAME_OP_SHAPE_OR_SEQ",
+            SHOWN,
+            f"Ranks of one group are about to run different {'collectives' if other else 'sizes of one collective'}: {a}; {b}.",
+            [e],
+            ranks={f"rank {e.get(f'rank_{s}')}": str(e.get(f"op_{s}")) for s in "ab"},
+            mechanism="ranks took different branches, so the orders of their collectives no longer agree",
+            shown=["torch compared the two ranks before it ran the operation"],
+            next_checks=["the condition around the calls in the tracebacks of both ranks"],
+        )
 
 
 def _sites(by: dict[str, Collective]) -> list[str]:
@@ -78,7 +96,7 @@ def different_size(scene: Scene) -> Finding | None:
         timeout_env = scene.env("SGLANG_REQ_WAITING_TIMEOUT", "SGLANG_REQ_RUNNING_TIMEOUT")
         return finding(
             "DESYNC_SAME_OP_SHAPE_OR_SEQ",
-            SHOWN,
+            LIKELY if "coalesced" in ops else SHOWN,
             f"{next(iter(ops))} #{seq}{f' of group {group}' if group else ''}: sizes differ: "
             + "; ".join(f"{k} elements on {v} rank{'s' if v > 1 else ''}" for k, v in counts.most_common(4))
             + (f" (odd: {', '.join(odd[:8])})" if odd else "."),
@@ -128,7 +146,7 @@ def different_size(scene: Scene) -> Finding | None:
             mechanism="a decision that must be alike on all ranks was not; a collective of another shape or order follows",
             next_checks=["the first diverging event in the checker's output"],
         )
-    return None
+    return next((f for f in _fingerprints(scene) if f.cls == "DESYNC_SAME_OP_SHAPE_OR_SEQ"), None)
 
 
 def _not_among(scene: Scene, events: list[Event]) -> list[str]:

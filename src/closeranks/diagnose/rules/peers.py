@@ -193,3 +193,41 @@ def orphans(scene: Scene) -> Finding | None:
         next_checks=["running requests in the engine against open client streams"],
         workaround="a max_tokens cap on every request",
     )
+
+
+@rule(40, "STALE_PEER", "peers are asked for by names that the store of addresses does not know")
+def unknown_peer(scene: Scene) -> Finding | None:
+    unknown = scene.events("peer_unknown")
+    if len(unknown) < 2:
+        return None
+    return finding(
+        "STALE_PEER",
+        LIKELY,
+        f"Transfers go to a peer that the metadata store does not know ({len(unknown)} times): a name that is out of date, or was never registered.",
+        [*unknown[:3], *scene.events("rdma_error")[:1], *scene.batches[-1:]],
+        mechanism="addresses are kept after their process has gone or has taken another port; each use of one waits for its own time-out",
+        decoys=["the engine goes on: what it asks of other peers is served"] if scene.gen_after(None) else [],
+        next_checks=["the peer that is named: when did it start, on which port does it listen?"],
+        workaround="restart the peer, so that it registers anew; then those that keep its old address",
+    )
+
+
+@rule(43, "NETWORK_OR_TRANSPORT", "a transfer engine's RDMA connections fail")
+def rdma_fails(scene: Scene) -> Finding | None:
+    errors = scene.events("rdma_error")
+    if not errors:
+        return None
+    faults = sorted({str(e.get("fault")) for e in errors})
+    return finding(
+        "NETWORK_OR_TRANSPORT",
+        LIKELY,
+        f"RDMA between the engines fails: {', '.join(faults)} ({len(errors)} times).",
+        [*errors[:4], *failures(scene)[:2]],
+        mechanism="the device gave a connection up, or could not make one; transfers over it fail, what was in flight is flushed",
+        likely=["a peer whose process ended looks the same: its queue pairs no longer answer"],
+        decoys=["transfers that fail after this are its echo"] if failures(scene) else [],
+        next_checks=[
+            "the first such line of both sides, and whether the peer's process lived then",
+            "ib_write_bw between the same two devices; GID index and MTU on both ends",
+        ],
+    )

@@ -3,6 +3,7 @@
 
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
+    DEVICE,
     WAITS,
     engine_name,
     finding,
@@ -11,26 +12,28 @@ from closeranks.diagnose.rules._make import (
     stall_words,
     sure,
 )
-from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.scene import EngineView, RankView, Scene
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
 
-@rule(23, "FRONTEND_OR_CPU_BOUND", "an entry rank blocked in I/O; the others wait for it at the head of the loop")
+@rule(
+    23, "FRONTEND_OR_CPU_BOUND STARTUP", "an entry rank blocked in I/O; the others wait for it at the head of the loop"
+)
 def blocked_entry_rank(scene: Scene) -> Finding | None:
     for engine in scene.engines:
         blocked = engine.at("blocking_io")
         if not blocked:
             continue
         others = [r for r in engine.ranks.values() if r not in blocked]
-        if any(r.at.kind in WAITS and r.at.site != "loop_head" for r in others):
-            # They wait for the blocked rank all the same: it has not skipped anything, it has not come yet.
-            pass
         r = blocked[0]
+        if any(o.at.site == "startup" for o in others):
+            return _fetches_in_startup(engine, blocked, others)
         progress = scene.gen_after(None)
+        # Every loop writes its log, and may ask a peer: one dump that finds it there shows nothing.
+        stays = bool(scene.stalls or scene.hints or progress or len(r.stacks) > 1) and r.at.site != "log_write"
         return finding(
             "FRONTEND_OR_CPU_BOUND",
-            # Every loop writes its log: one dump that finds it there shows nothing.
-            SHOWN if all(o.at.kind in WAITS for o in others) and r.at.site != "log_write" else LIKELY,
+            SHOWN if stays and others and all(o.at.kind in WAITS for o in others) else LIKELY,
             f"{r.label} is blocked in I/O on its scheduler thread ({r.at.where}); {labels(others) or 'nobody else'} wait{'s' if len(others) == 1 else ''} for it. Not a desync: it has skipped nothing.",
             [
                 *(x.stacks[-1] for x in engine.ranks.values()),
@@ -47,6 +50,20 @@ def blocked_entry_rank(scene: Scene) -> Finding | None:
             workaround="remove the dead peer's address; restore its route",
         )
     return None
+
+
+def _fetches_in_startup(engine: EngineView, blocked: list[RankView], others: list[RankView]) -> Finding:
+    return finding(
+        "STARTUP",
+        LIKELY,
+        f"{labels(blocked)} {'is' if len(blocked) == 1 else 'are'} in I/O ({blocked[0].at.where}) while {labels(others)} wait in start-up ({others[0].at.where}).",
+        [r.stacks[-1] for r in [*blocked[:2], *others[:2]]],
+        engine=engine_name(engine),
+        ranks=places(engine.ranks.values()),
+        mechanism="one rank loads or fetches something for all; the others wait at the next barrier",
+        next_checks=["a second dump: does that rank move?", "network and disk counters of its host"],
+        workaround="fetch weights before the start, to local storage",
+    )
 
 
 @rule(27, "UNMATCHED_COLLECTIVE_OR_P2P PP_STALL", "pipeline stages that wait for each other in different slots")
@@ -109,3 +126,40 @@ def pipeline_slots(scene: Scene) -> list[Finding]:
             )
         )
     return out
+
+
+@rule(55, "UNMATCHED_COLLECTIVE_OR_P2P PP_STALL", "some pipeline stages wait for one that does not wait for them")
+def waits_for_a_stage(scene: Scene) -> Finding | None:
+    for engine in scene.engines:
+        own = scene.only(engine)
+        ranks = list(engine.ranks.values())
+        waiting = [
+            r
+            for r in ranks
+            if r.who.pp is not None
+            and (r.at.kind == "p2p" or (r.at.kind in WAITS and r.at.site == "pp"))
+            and "recv_requests" not in r.at.path  # the head of the loop: a stage without work
+        ]
+        rest = [r for r in ranks if r not in waiting]
+        if not waiting or not rest or not own.stalls or own.live or len(engine.by_stage()) < 2:
+            continue
+        idle = all(r.at.kind == "idle" for r in rest)
+        if not idle and not all(r.at.kind in ("running", "lock", "kernel_call", *DEVICE) for r in rest):
+            continue
+        return finding(
+            "UNMATCHED_COLLECTIVE_OR_P2P" if idle else "PP_STALL",
+            LIKELY,
+            f"{labels(waiting)} wait{'s' if len(waiting) == 1 else ''} for another stage ({waiting[0].at.where}); {labels(rest)} {'has nothing to do' if idle else f'stands in {rest[0].at.where}'}.",
+            [*(r.stacks[-1] for r in [*waiting[:2], *rest[:2]]), *own.stalls[:1]],
+            engine=engine_name(engine),
+            ranks=places(ranks),
+            missing=[r.label for r in rest],
+            mechanism="a receive was posted whose send the other stage never makes: it waits for its next order"
+            if idle
+            else "a stage that does not come hands nothing on; the others wait in line behind it",
+            decoys=["the stages that wait are not at fault"],
+            next_checks=["a second dump: does that stage move?", "batch lines of all stages aligned by order"]
+            if idle
+            else ["nvidia-smi utilisation and power of that stage's GPU", "a second dump: does that stage move?"],
+        )
+    return None

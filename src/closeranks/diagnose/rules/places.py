@@ -15,7 +15,7 @@ from closeranks.diagnose.rules._make import (
 )
 from closeranks.diagnose.rules._places import Place, groups, places_of, site_words, sized_by_rank
 from closeranks.diagnose.scene import EngineView, RankView, Scene
-from closeranks.diagnose.stacks import mode_of
+from closeranks.diagnose.stacks import CONTROL, mode_of
 from closeranks.diagnose.verdict import LIKELY, SHOWN, UNDETERMINED, Finding
 
 
@@ -120,7 +120,9 @@ def _desync(
     trigger = _trigger(scene)
     passed = sized_by_rank(where) and not scene.collectives
     one_op = len({k.op for k in where}) == 1  # they differ in who called it, which a line lost from a dump changes, too
-    certainty = LIKELY if same_op or passed or one_op else sure(scene, engine)
+    # A collective of the devices does not hold its host: one that stands in it may be blocked below it, in the library.
+    below = any(k.site not in (*CONTROL, "loop_head") for k in where)
+    certainty = LIKELY if same_op or passed or one_op or below else sure(scene, engine)
     quiet = scene.silence(engine.name)
     own = scene.only(engine)
     return finding(

@@ -1,9 +1,8 @@
 # ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
-"""Messages that were lost, requests that are never admitted, frontends that hold things up."""
+"""Messages that were lost, and requests that are never admitted."""
 
 import re
 
-from closeranks.diagnose.clock import time_of_day
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
     engine_name,
@@ -13,7 +12,7 @@ from closeranks.diagnose.rules._make import (
 )
 from closeranks.diagnose.rules.dead import stays_stopped
 from closeranks.diagnose.scene import Scene
-from closeranks.diagnose.stacks import compiles_grammar, position
+from closeranks.diagnose.stacks import compiles_grammar
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
 
@@ -79,36 +78,33 @@ def lost_message(scene: Scene) -> Finding | None:
 
 
 @rule(
-    57,
-    "FRONTEND_OR_CPU_BOUND",
-    "the engine core works on the CPU, or a thread of it compiles a grammar, while workers idle",
+    35,
+    "IPC_OR_EXTERNAL_LOST",
+    "a thread that passes messages died, or a process lost its lease in the store of discovery",
 )
-def core_works_on_cpu(scene: Scene) -> Finding | None:
-    for engine in scene.engines:
-        ranks = list(engine.ranks.values())
-        busy = [r for r in ranks if r.who.kind in ("engine_core", "scheduler") and r.at.kind == "host_work"]
-        grammar = next((w for r in ranks if (w := compiles_grammar(r.stacks[-1]))), "")
-        rest = [r for r in ranks if r not in busy]
-        if not (busy or grammar) or scene.only(engine).live or scene.gen_after(None):
-            continue
-        if not all(r.at.kind == "idle" or (r.at.op, r.at.site) == ("broadcast", "loop_head") for r in rest):
-            continue
-        who = busy[0].label if busy else "A helper thread"
-        return finding(
-            "FRONTEND_OR_CPU_BOUND",
-            LIKELY,
-            f"{who} works on the CPU in {busy[0].at.where if busy else grammar}; {'the workers wait' if rest else 'nothing else runs'}.",
-            [*(r.stacks[-1] for r in [*busy[:1], *ranks[:2]]), *gauges(scene)],
-            engine=engine_name(engine),
-            ranks=places(ranks),
-            mechanism="a grammar is compiled before its request can be scheduled"
-            if grammar or "compile" in busy[0].at.op
-            else "the loop's own thread works, so nothing is scheduled meanwhile",
-            decoys=["idle workers look like a lost message"],
-            next_checks=["a second dump after 10 s: the same frame?", "the schema or input of the request that waits"],
-            workaround="a simpler schema, or a limit on the time that a compilation may take" if grammar else "",
-        )
-    return None
+def messenger_lost(scene: Scene) -> Finding | None:
+    thread, lease = scene.events("socket_thread_dead"), scene.events("lease_lost")
+    if not thread and not lease:
+        return None
+    what = (
+        f"The thread {thread[0].get('thread')} of the engine core died"
+        if thread
+        else "A lease in the store of discovery was lost"
+    )
+    return finding(
+        "IPC_OR_EXTERNAL_LOST",
+        LIKELY,
+        f"{what}: {'no request reaches the engine any more' if thread else 'whoever looks for this instance no longer finds it'}, and nothing else fails.",
+        [*thread[:2], *lease[:2], *scene.events("exception", "no_worker")[:2], *scene.batches[-1:]],
+        mechanism="an exception ended the thread, and nothing watches it"
+        if thread
+        else "the store was out of reach for longer than the lease",
+        decoys=["0 running and 0 waiting is not idle here: requests no longer arrive"] if thread else [],
+        next_checks=["the traceback at that line"]
+        if thread
+        else ["the store (etcd): its log at that time, leader changes, load"],
+        workaround="restart the engine",
+    )
 
 
 @rule(53, "UNSCHEDULABLE_REQUEST", "a request that can never fit waits at the head of the queue")
@@ -217,69 +213,3 @@ def _waits_for_room(own: Scene) -> bool:
         m.value for m in own.newest(r"num_requests_waiting_by_reason$") if m.labels.get("reason") == "deferred"
     )
     return running == 0 and waiting > on_the_way and not own.moving_counters and not own.paused
-
-
-@rule(
-    56,
-    "FRONTEND_OR_CPU_BOUND",
-    "the API process, tokenizer, detokenizer or a compiler of grammars holds things up; the engine is well",
-)
-def frontend_blocked(scene: Scene) -> Finding | None:
-    bars = [e for e in scene.events("bar") if e.get("work") == "grammar"]
-    if bars and (bars[-1].num("percent") or 0) < 100:  # a bar that is full is a compilation that ended
-        later = [b for b in scene.gen_after(None) if b.src.file == bars[-1].src.file and b.src > bars[-1].src]
-        return finding(
-            "FRONTEND_OR_CPU_BOUND",
-            SHOWN if not later else LIKELY,
-            f"A schema or grammar is being compiled on the CPU ({bars[-1].get('percent')} %); requests wait for it.",
-            [*bars[:1], *bars[-1:], *scene.batches[:2]],
-            mechanism="compilation of a complex schema runs before the request is counted as running or waiting",
-            shown=["a progress bar of the compilation"],
-            decoys=["0 running and 0 pending looks idle"],
-            next_checks=["does the bar move?"],
-            workaround="a backend that compiles lazily (xgrammar); a simpler schema",
-        )
-    for kind in ("api", "launcher", "detokenizer", "dp_controller", "router"):
-        for s in scene.processes_by_kind.get(kind, ()):
-            at = position(s.main)
-            if any(position(o.main).where != at.where for o in scene.processes_by_kind[kind] if o.pid == s.pid):
-                continue  # two dumps differ: it moves
-            if at.kind not in ("host_work", "running", "blocking_io", "compile") or (
-                at.kind == "running" and not at.active
-            ):
-                continue
-            if kind == "launcher" and not {"run_forever", "_run_once", "run_until_complete"} & set(at.path):
-                continue  # a launcher that serves no requests
-            failed = scene.events("health_failed", "probe_failed", "container_killed")
-            t = min((e.time for e in failed if e.time is not None), default=None)
-            progress = scene.gen_after(None)
-            if at.kind == "running" and not progress:
-                continue
-            return finding(
-                "FRONTEND_OR_CPU_BOUND",
-                # Such work is what a detokenizer is for: one dump cannot tell whether there is too much of it.
-                SHOWN if failed and at.kind == "host_work" and len(progress) >= 2 and kind != "detokenizer" else LIKELY,
-                f"The {kind} process is busy in {at.where}{' and holds the GIL' if s.main and s.main.gil else ''}; the engine {'decodes on' if progress else 'is not at fault'}.",
-                [s, *progress[-2:], *scene.events("probe_failed", "health_failed", "container_killed")[:2]],
-                ranks={kind: at.where},
-                mechanism="synchronous work in an event loop: nothing else of that process is served meanwhile, probes included",
-                shown=[f"{len(progress)} batch lines with tokens{' during the failures' if t is not None else ''}"]
-                if progress
-                else [],
-                decoys=["a failed probe is no engine fault here"],
-                next_checks=["a second dump: the same frame?"],
-                workaround="a longer liveness time-out; more tokenizer workers (--tokenizer-worker-num)",
-            )
-    failed = [e for e in scene.events("health_failed") if e.get("tic") and e.time is not None]
-    for e in failed:
-        tic = time_of_day(str(e.get("tic")))
-        if tic is not None and e.time is not None and 90 < (e.time % 86400) - tic < 43200 and scene.gen_after(None):
-            return finding(
-                "FRONTEND_OR_CPU_BOUND",
-                LIKELY,
-                f"The API's event loop was frozen: a 20 s check was reported {(e.time % 86400) - tic:.0f} s after it began.",
-                [e, *scene.batches[-2:]],
-                mechanism="synchronous work in the event loop",
-                next_checks=["py-spy dump of the API process while it happens"],
-            )
-    return None

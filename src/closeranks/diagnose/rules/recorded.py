@@ -152,7 +152,7 @@ def recorders_agree(scene: Scene) -> Finding | None:
 def unpaired_p2p(scene: Scene) -> Finding | None:
     late = [c for c in scene.collectives if c.p2p and c.state != "completed"]
     ranks = {c.who.label if c.who else c.dump for c in late}
-    if len(ranks) < 2 or any(e.ranks for e in scene.engines):
+    if len(ranks) < 2 or any(r.who.pp is not None for e in scene.engines for r in e.ranks.values()):
         return None
     ops = {c.op for c in late}
     odd = len({(c.seq, c.numel_in) for c in late}) > 1

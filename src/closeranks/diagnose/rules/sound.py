@@ -183,8 +183,11 @@ def tokens_flow(scene: Scene) -> Finding | None:
             shown=["a counter that grows is progress"],
             next_checks=["which request or client does not get its answer?"],
         )
-    last = scene.batches[-1] if scene.batches else None
-    if len(gen) < 2 or last is None or (last.num("gen") or 0) <= 0:
+    # A line of prefill beside them says nothing of what decode does; one of vLLM's may show a prompt at work.
+    lines = [b for b in scene.batches if b.kind != "prefill_batch"]
+    gen = [b for b in lines if b.num("gen") or b.num("prompt")]
+    last = lines[-1] if lines else None
+    if len(gen) < 2 or last is not gen[-1]:
         return None
     if scene.stalls or scene.hints or scene.engines or scene.failed_dumps:
         return None
@@ -193,7 +196,7 @@ def tokens_flow(scene: Scene) -> Finding | None:
     return finding(
         "NOT_HUNG_SLOW_OR_CAPACITY",
         LIKELY,
-        f"Tokens flow up to the last batch line ({last.num('gen'):g} token/s, {last.num('running') or 0:g} running, {queue:g} waiting)"
+        f"Tokens flow up to the last batch line ({last.num('gen') or last.num('prompt'):g} token/s, {last.num('running') or 0:g} running, {queue:g} waiting)"
         + (", with retractions: the pool is too small for the load." if retracts else "."),
         [*gen[-3:], *retracts[:2]],
         mechanism="load or a slow request, not a standstill",

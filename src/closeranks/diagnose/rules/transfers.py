@@ -187,7 +187,7 @@ def never_cleaned_up(scene: Scene) -> Finding | None:
 @rule(45, "KV_TRANSFER", "transfers that fail, without more about why")
 def transfers_fail(scene: Scene) -> Finding | None:
     failed = [e for e in failures(scene) if e.kind != "kv_handshake_failed" and not moved_after(scene, e)]
-    errors = scene.events("transfer_error", "transfer_worker_error", "peer_blacklisted")
+    errors = scene.events("transfer_error", "transfer_worker_error", "peer_blacklisted", "transfer_odd_state")
     if not failed and not errors:
         return None
     states = Counter(str(e.get("state")) for e in failed if e.get("state"))
