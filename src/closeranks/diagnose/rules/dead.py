@@ -46,7 +46,8 @@ def processes_gone(scene: Scene) -> Finding | None:
         killed = [e for e in scene.events("child_crashed", "exit_code") if e.get("code") in _KILLED]
         if not alive and ok and not scene.has("rank_exception", "exception", "fatal", "child_crashed", "teardown"):
             return _dead_behind_the_port(scene, ranks_gone, ok)
-        if (not alive or leaving) and not (killed and alive):
+        first = _died_silently(scene, ranks_gone)
+        if (not alive or leaving) and not (killed and alive) and not first:
             echo = scene.has("peer_closed", "peer_lost") or killed
             return finding(
                 "CRASH_LOOKS_LIKE_HANG",
@@ -56,11 +57,10 @@ def processes_gone(scene: Scene) -> Finding | None:
                 mechanism="after a child's crash the launcher dumps and waits before it exits: the port accepts and nothing answers",
                 next_checks=["the first exception in time over all ranks' logs"],
             )
-        first = _died_silently(scene, ranks_gone)
         return finding(
             "DEAD_PEER",
             LIKELY,
-            f"{labels_of(first or ranks_gone)} died; {'the others raised at its absence and are gone too' if first else 'the other ranks wait'}.",
+            f"{labels_of(first or ranks_gone)} died; {'the others raised at its absence' if first else 'the other ranks wait'}.",
             [*ranks_gone, *scene.events("child_crashed", "exit_code", "peer_closed")[:2]],
             stage=21 if scene.has("gloo_size") else None,  # what killed it is in the log
             missing=list(dict.fromkeys(p.who.label for p in first or ranks_gone if p.who)),
@@ -234,10 +234,10 @@ def port_in_use(scene: Scene) -> Finding | None:
 
 
 def _died_silently(scene: Scene, gone: list[Process]) -> list[Process]:
-    """Of several that are gone those that raised nothing, when others raised because a connection to a rank closed."""
+    """Those that raised nothing, when others raised because a connection to a rank closed."""
     raised = {e.who.label for e in scene.events("rank_exception") if e.who}
     silent = [p for p in gone if p.who and p.who.label not in raised]
-    return silent if scene.has("peer_closed") and len(silent) < len(gone) else []
+    return silent if raised and scene.has("peer_closed") else []
 
 
 @rule(12, "DEAD_PEER", "an executor or launcher reports that a worker died")
