@@ -35,8 +35,8 @@ def _now(scene: Scene, kind: str) -> list[Event]:
 
 @rule(44, "KV_TRANSFER", "decode cannot greet the prefill engine that a request names")
 def peer_unreachable(scene: Scene) -> Finding | None:
-    failed = _now(scene, "kv_handshake_failed")
-    if not failed:
+    failed = _now(scene, "kv_handshake_failed") or _now(scene, "peer_fetch_failed")
+    if not failed or (failed[0].kind == "peer_fetch_failed" and len(failed) < 2):  # one is asked again a second later
         return None
     who = sorted({e.who.label for e in failed if e.who and e.who.is_rank})
     on = f" on {', '.join(who[:8])}" if who else ""
