@@ -1,5 +1,7 @@
 """A stand-in for a leader: a ROUTER over ipc that follows the protocol, with scripted tokens and planted trouble."""
 
+import math
+import os
 import queue
 import threading
 import time
@@ -64,12 +66,14 @@ class Leader:
     tokens_sent: int = 0
     _orders: "queue.Queue[Callable[[], None]]" = field(default_factory=queue.Queue)
     _stop: threading.Event = field(default_factory=threading.Event)
+    _wake: int = -1
     _gateways: set[bytes] = field(default_factory=set)
     _socket: Any = None
     _thread: Any = None
 
     def __enter__(self) -> "Leader":
         ready = threading.Event()
+        self._wake = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
         self._thread.start()
         ready.wait(10)
@@ -77,7 +81,9 @@ class Leader:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
+        os.eventfd_write(self._wake, 1)
         self._thread.join(10)
+        os.close(self._wake)
 
     # ---- what tests do to it
 
@@ -85,6 +91,7 @@ class Leader:
         """Run in the leader's thread, and wait for it."""
         done = threading.Event()
         self._orders.put(lambda: (order(), done.set())[0])
+        os.eventfd_write(self._wake, 1)
         assert done.wait(10)
 
     def restart(self) -> None:
@@ -134,10 +141,19 @@ class Leader:
         self._socket.bind(self.endpoint)
         if self.endpoint.startswith("tcp://"):
             self.endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
         ready.set()
         due = time.monotonic()
         while not self._stop.is_set():
-            self._socket.poll(max(0, (due - time.monotonic()) * 1000))
+            if self.rooms and self.role != "prefill":
+                awake = dict(poller.poll(max(0, math.ceil((due - time.monotonic()) * 1000))))
+            else:  # it has no step to take: the one that serves all tests of a run costs nothing in between
+                awake = dict(poller.poll())
+                due = time.monotonic() + self.step_s
+            if self._wake in awake:
+                os.eventfd_read(self._wake)
             while self._socket.poll(0):
                 gateway, frame = self._socket.recv_multipart()
                 self._take(gateway, decode_to_engine.decode(frame))
