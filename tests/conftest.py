@@ -4,6 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says something about the machine and what else runs on it: no test is decided by it.
+settings.register_profile("closeranks", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("closeranks")
 
 
 @pytest.fixture(autouse=True)

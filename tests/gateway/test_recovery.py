@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from closeranks.protocol import Ended, Output, Tokens
+from closeranks.protocol import Ended, Output, Submit, Tokens
 
 from . import tiny
 from .client import Raw, call, chat
@@ -99,6 +99,11 @@ def test_decode_restarts_twice_under_eight_streams(pair: Running) -> None:
 
 
 def test_retryable_ends_and_charges(pair: Running) -> None:
+    def script(submit: Submit) -> list[int]:
+        """Eight tokens of each generation until it runs alone: none ends before all three are under way."""
+        return TOKENS if submit.alone else TOKENS[: len(submit.tokens) - submit.prompt_length + 8]
+
+    pair.leader.script = script
     readers = [Reader(pair) for _ in range(3)]
     for _ in range(2):
         wait_for(lambda: len(pair.leader.rooms) == 3 and all(room.sent > 5 for room in pair.leader.rooms.values()))
@@ -238,9 +243,10 @@ def test_health_is_progress_not_an_answering_port(pair: Running) -> None:
     pair.leader.slowest_rank = 1
     raw = Raw(pair.port)
     raw.post("/v1/chat/completions", chat(stream=True, rid="stuck"))
-    wait_for(lambda: status_of(pair.url + "/health") == 503)
+    wait_for(lambda: "stuck" in json.dumps(call(pair.url + "/health")[2].get("reasons")))
     assert status_of(pair.url + "/ready") == 200
-    _, _, content = call(pair.url + "/health")
+    status, _, content = call(pair.url + "/health")
+    assert status == 503
     said = json.dumps(content["reasons"])
     assert "stuck" in said
     assert "engine decode" in said
