@@ -22,12 +22,12 @@ serve: $(VENV)/.engine
 test: check
 	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
 
-# Quick: lint, types, import arrows and every test that starts no engine (under 3 minutes).
+# Quick: lint, types, import arrows and every test that starts no engine (under 3 minutes on 2 cores).
 check: $(VENV)/.dev
 	$(BIN)/ruff check src tests bench
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu" $(ARGS)
 
 # What only a CUDA device shows; about 5 minutes, figures printed.
 gpu: $(VENV)/.dev
