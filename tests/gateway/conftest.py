@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from closeranks.lifeline import PARENT
+
 from . import tiny
 from .double import Leader
 
@@ -81,7 +83,7 @@ def gateway(
     path.write_text(json.dumps(given))
     log = folder / "gateway.log"
     said = folder / "gateway.json"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", PARENT: str(os.getpid())}
     with log.open("wb") as output:
         argv = [sys.executable, "-m", "closeranks.gateway", str(path)]
         process = subprocess.Popen(argv, stdout=output, stderr=output, env=env)

@@ -5,7 +5,6 @@ Exits 0 after SIGTERM or SIGINT, 2 if the settings are wrong, 70 if it cannot se
 
 import asyncio
 import contextlib
-import ctypes
 import faulthandler
 import os
 import resource
@@ -21,10 +20,10 @@ import uvloop
 
 from closeranks.gateway import app, logs, server, service, settings
 from closeranks.gateway.engines import CurveKeyError
+from closeranks.lifeline import PARENT, end_with_parent
 from closeranks.output import make_unfailing
 
 log = structlog.get_logger()
-_PR_SET_PDEATHSIG = 1
 
 
 async def serve(given: settings.Settings) -> int:
@@ -72,7 +71,8 @@ def main(argv: list[str]) -> int:
     make_unfailing()
     logs.configure(given)
     setproctitle.setproctitle("closeranks::gateway")
-    _die_with_parent()
+    if PARENT in os.environ:  # started by hand it outlives the terminal's shell
+        end_with_parent()
     _raise_file_limit()
     run_dir = Path(given.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -98,11 +98,6 @@ def _write(path: Path, content: bytes) -> None:
     new = path.with_suffix(f".{os.getpid()}.new")
     new.write_bytes(content)
     os.replace(new, path)
-
-
-def _die_with_parent() -> None:
-    """No gateway outlives the process that started it."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _raise_file_limit() -> None:

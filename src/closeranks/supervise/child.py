@@ -11,6 +11,8 @@ from pathlib import Path
 
 import structlog
 
+from closeranks.lifeline import PARENT
+
 log = structlog.get_logger()
 
 LOG_LIMIT = 64 * 2**20
@@ -98,7 +100,7 @@ async def start(
             stdin=subprocess.PIPE if listening else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=dict(os.environ, **(env or {})),
+            env=dict(os.environ, **{PARENT: str(os.getpid())}, **(env or {})),
             start_new_session=True,
         )
     return Child(name, log, process)

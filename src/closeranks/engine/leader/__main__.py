@@ -1,9 +1,7 @@
 """`python -m closeranks.engine.leader SETTINGS.json`: one leader, one epoch. Exit codes: 0 wanted stop, 70 fault."""
 
-import ctypes
 import faulthandler
 import logging
-import os
 import signal
 import sys
 from pathlib import Path
@@ -12,19 +10,15 @@ import msgspec
 import structlog
 from setproctitle import setproctitle
 
+from ...lifeline import end_with_parent
 from ...output import make_unfailing
 from .settings import Settings
 from .shell import Shell
 
-PR_SET_PDEATHSIG = 1
-
 
 def main(path: str) -> int:
     """Decode the settings, become the leader, serve."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return 1  # the parent died before the call: nobody would end us
+    end_with_parent()
     settings = msgspec.json.decode(Path(path).read_bytes(), type=Settings)
     make_unfailing()
     setproctitle(f"closeranks::leader {settings.engine}")

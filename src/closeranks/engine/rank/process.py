@@ -1,6 +1,5 @@
 """What a rank is as a process: its title, its end with its parent, its stacks on a signal, its log."""
 
-import ctypes
 import faulthandler
 import logging
 import os
@@ -13,11 +12,11 @@ import structlog
 import zmq
 import zmq.auth
 
+from closeranks.lifeline import end_with_parent
 from closeranks.output import make_unfailing
 
 from .settings import Settings
 
-_PR_SET_PDEATHSIG = 1
 _stacks = None
 
 
@@ -28,7 +27,7 @@ def set_up(settings: Settings) -> None:
         OSError: the run folder cannot be written.
         SystemExit: the parent is gone already.
     """
-    die_with_parent()
+    end_with_parent()
     make_unfailing()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; who ends ranks is the leader
     setproctitle.setproctitle(f"closeranks::rank {settings.engine} TP{settings.rank}")
@@ -55,15 +54,6 @@ def bound_primitives() -> None:
     """
     for variable in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
         os.environ.setdefault(variable, "128")
-
-
-def die_with_parent() -> None:
-    """The kernel kills this process when its parent ends."""
-    parent = os.getppid()
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL)):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        raise SystemExit("the parent process ended while this one started")
 
 
 def stacks_on_signal(path: Path) -> None:

@@ -8,6 +8,8 @@ import sys
 
 import setproctitle
 
+from closeranks.lifeline import end_with_parent
+
 from . import process
 
 LOADED = ("structlog", "zmq", *(f"{__package__}.{name}" for name in ("runner", "weights", "transfer", "collectives")))
@@ -20,7 +22,7 @@ def wait() -> str | None:
     Raises:
         ValueError, KeyError: the line is not what a supervisor writes.
     """
-    process.die_with_parent()
+    end_with_parent()
     process.quiet_openmp()
     process.bound_primitives()
     setproctitle.setproctitle("closeranks::spare")
