@@ -168,7 +168,10 @@ def _valid_text(schema: dict[str, Any], value: str, narrow: bool) -> bool:
         return False
     if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", math.inf):
         return False
-    return "pattern" not in schema or bool(re.fullmatch(schema["pattern"], value, re.ASCII if narrow else 0))
+    pattern = schema.get("pattern", "(?s).*")
+    if not narrow:  # ECMA-262, which JSON Schema refers to, counts it among white space; Python does not
+        pattern = pattern.replace(r"\s", r"[\s\ufeff]")
+    return bool(re.fullmatch(pattern, value, re.ASCII if narrow else 0))
 
 
 # ---- values

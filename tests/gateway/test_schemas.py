@@ -78,6 +78,19 @@ def check_answer(data: Any, compiler: Any) -> None:
             assert not any(admitted), (document, value)
 
 
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [(" ", True), ("\u3000", True), ("\ufeff", True), ("\x85", False), ("\x1c", False), ("x", False)],
+)
+def test_white_space_of_a_pattern_is_that_of_ecma_262(text: str, taken: bool) -> None:
+    """JSON Schema refers to it. Python's takes U+0085 and four separators more, and not U+FEFF."""
+    document = {"type": "string", "pattern": r"\s"}
+    made = answer_guide(document)
+    assert made is not None
+    assert admits(compiled(made, LETTERS), f'"{text}"') is taken
+    assert valid(document, text, {}, narrow=False) or not taken
+
+
 @few(60)
 @given(st.data())
 def test_an_answer_is_exactly_what_is_valid(data: Any) -> None:
