@@ -5,6 +5,7 @@ is itself evidence, and must not hold recovery up.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ import shutil
 import signal
 import sysconfig
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 TAIL_BYTES = 256 * 1024
@@ -153,6 +154,22 @@ def tail(path: Path, limit: int = TAIL_BYTES) -> bytes:
             return file.read()
     except OSError as error:
         return f"unreadable: {error.strerror}\n".encode()
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes | Callable[[], bytes]]) -> dict[str, str]:
+    """Write each file, read where it is told how; the names of those that could not be read or that the disk did not
+    take, with the reason."""
+    missing = {}
+    for name, data in contents.items():
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data() if callable(data) else data)
+        except OSError as error:
+            missing[name] = error.strerror or str(error)
+            with contextlib.suppress(OSError):  # said already; a part that stays is in the manifest with its size
+                path.unlink(missing_ok=True)
+    return missing
 
 
 def write_manifest(folder: Path, facts: dict[str, object]) -> None:

@@ -124,7 +124,7 @@ def store(files: Files, parent: Path, label: str, facts: Mapping[str, object]) -
     partial = parent / f".{name}.partial"
     partial.mkdir(mode=0o700)
     try:
-        missing = _write(partial, files.contents)
+        missing = capture.write_files(partial, files.contents)
         said = {**facts, "notes": files.notes, **({"missing": missing} if missing else {})}
         capture.write_manifest(partial, said)
         os.replace(partial, parent / name)
@@ -134,24 +134,10 @@ def store(files: Files, parent: Path, label: str, facts: Mapping[str, object]) -
     return parent / name
 
 
-def _write(folder: Path, contents: Mapping[str, bytes]) -> dict[str, str]:
-    """Write each file; the names of those that the disk did not take, with the reason."""
-    missing = {}
-    for name, data in contents.items():
-        path = folder / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            missing[name] = error.strerror or str(error)
-    return missing
-
-
 def extend(folder: Path, files: Mapping[str, str], facts: Mapping[str, object]) -> None:
     """Add files to a stored bundle and renew its manifest. Raises OSError when the disk does not take the manifest; the
     old one stays then."""
-    missing = _write(folder, {name: text.encode(errors="replace") for name, text in files.items()})
+    missing = capture.write_files(folder, {name: text.encode(errors="replace") for name, text in files.items()})
     old = json.loads((folder / "manifest.json").read_text())
     old.pop("files", None)
     if missing := old.pop("missing", {}) | missing:

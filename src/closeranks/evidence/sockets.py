@@ -104,10 +104,16 @@ def _sockets(pid: int) -> Iterator[tuple[str, str]]:
             name = re.sub(r"[^\w:.@-]", "_", file.read().strip())
     except OSError:  # it ended: the list below says so
         name = "?"
+    for fd, inode in held(pid):
+        yield inode, f'"{name}",pid={pid},fd={fd}'
+
+
+def held(pid: int) -> Iterator[tuple[str, str]]:
+    """(descriptor, inode) of each socket of a process. Raises OSError when it may not be looked at."""
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
         except OSError:  # closed meanwhile
             continue
         if target.startswith("socket:["):
-            yield target[8:-1], f'"{name}",pid={pid},fd={fd}'
+            yield fd, target[8:-1]

@@ -100,7 +100,7 @@ async def start(
             stdin=subprocess.PIPE if listening else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=dict(os.environ, **{PARENT: str(os.getpid())}, **(env or {})),
+            env={**os.environ, PARENT: str(os.getpid()), **(env or {})},
             start_new_session=True,
         )
     return Child(name, log, process)

@@ -1,11 +1,10 @@
 """An incident folder of an engine's own processes, written before they are ended (evidence before action)."""
 
 import asyncio
-import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -39,15 +38,15 @@ async def write(
     for child in alive:
         capture.ask_for_stacks(child.pid)  # into its own file, one of `extra`: for where py-spy may not read
     stacks = await asyncio.gather(*(capture.stacks(child.pid) for child in alive))
-    found: dict[str, Callable[[], bytes]] = {}
+    found: dict[str, bytes | Callable[[], bytes]] = {}
     for child, text in zip(alive, stacks, strict=True):
-        found[f"{child.name}.stacks.txt"] = partial(text.encode, errors="replace")
+        found[f"{child.name}.stacks.txt"] = text.encode(errors="replace")
         found[f"{child.name}.proc.txt"] = partial(_proc, child.pid)
     for child in children:
         found[f"{child.name}.log"] = partial(capture.tail, child.log)
     found |= {path.name: partial(capture.tail, path) for path in extra}
     found |= {path.name: path.read_bytes for path in whole}
-    missing = await asyncio.to_thread(_keep, folder, found)
+    missing = await asyncio.to_thread(capture.write_files, folder, found)
     exits = {child.name: child.exit_code for child in children}
     pids = {child.name: child.pid for child in children}
     said = {"reason": reason, "pids": pids, "exit_codes": exits, **facts, **({"missing": missing} if missing else {})}
@@ -61,19 +60,6 @@ async def write(
 
 def _proc(pid: int) -> bytes:
     return capture.proc(pid).encode(errors="replace")
-
-
-def _keep(folder: Path, found: Mapping[str, Callable[[], bytes]]) -> dict[str, str]:
-    """Write each file; the names of those that the disk did not take, with the reason."""
-    missing = {}
-    for name, read in found.items():
-        try:
-            (folder / name).write_bytes(read())
-        except OSError as error:
-            missing[name] = str(error)
-            with contextlib.suppress(OSError):  # said already; a part that stays is in the manifest with its size
-                (folder / name).unlink(missing_ok=True)
-    return missing
 
 
 def fault_of(path: Path) -> dict[str, object]:

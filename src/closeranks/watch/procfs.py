@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from closeranks.evidence.sockets import held
+
 YOUNG_S = 120.0
 """A process younger than this may still set its title."""
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -148,15 +150,8 @@ def reused(pid: int, start_time: int) -> bool:
 
 def listening(pid: int) -> dict[int, str]:
     """Ports on which a process listens (TCP), each with an address that reaches it. Needs its /proc/PID/fd."""
-    inodes = set()
     try:
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                target = os.readlink(f"/proc/{pid}/fd/{fd}")
-            except OSError:  # closed meanwhile
-                continue
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
+        inodes = {inode for _, inode in held(pid)}
     except OSError:
         return {}
     found: dict[int, str] = {}
