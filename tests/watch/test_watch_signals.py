@@ -64,13 +64,31 @@ def test_requests_that_were_given_up_are_not_finished() -> None:
     page = b'sglang:num_requests_total{is_streaming="%s"} %d\n'
     both = page % (b"true", 40) + page % (b"false", 9) + b"sglang:prompt_tokens_total 900\n"
     before = counters.parse(both + b"sglang:num_aborted_requests_total 5\nsglang:generation_tokens_total 80\n")
-    assert before == {"finished": 44.0, "tokens": 80.0}
+    assert before == {"finished": 44.0, "tokens": 80.0, "refused": -5.0}
     after = counters.parse(both + b"sglang:num_aborted_requests_total 6\nsglang:generation_tokens_total 80\n")
-    assert counters.steady(after, before) == before, "counted as aborted before it is counted as a request"
+    assert counters.steady(after, before) == {**before, "refused": -6.0}, (
+        "counted as aborted before it is counted as a request"
+    )
     anew = {"finished": 1.0, "tokens": 3.0}
     assert counters.steady(anew, before) == anew
     ended = b'vllm:request_success_total{engine="0",finished_reason="%s",model_name="m"} %d\n'
     assert counters.parse(ended % (b"stop", 3) + ended % (b"abort", 7)) == {"finished": 3.0}
+
+
+def test_hand_overs_that_failed_and_that_nobody_had_given_up() -> None:
+    """The series appear with the first failure, are of every rank, and count aborted requests too."""
+    page = b'sglang:num_requests_total{engine_type="decode"} 60\nsglang:num_aborted_requests_total 20\n'
+    assert counters.parse(page) == {"finished": 40.0, "refused": -20.0}
+    for rank in (0, 1):
+        page += b'sglang:num_transfer_failed_reqs_total{engine_type="decode",tp_rank="%d"} 25\n' % rank
+        page += b'sglang:num_bootstrap_failed_reqs_total{engine_type="decode",tp_rank="%d"} 3\n' % rank
+    assert counters.parse(page) == {"finished": 32.0, "refused": 8.0}
+    page = b'vllm:request_success_total{engine="0",finished_reason="%s"} %d\n'
+    page = page % (b"stop", 9) + page % (b"error", 4) + page % (b"abort", 2)
+    page += b'vllm:nixl_num_failed_transfers_total{engine="0",model_name="m"} 6\n'
+    assert counters.parse(page) == {"finished": 9.0, "refused": 10.0}
+    own = b'closeranks_failed_transfers_total{engine="prefill"} 7\n'
+    assert steps.parse(own) == {"prefill": {"refused": 7.0}}
 
 
 def test_sglang_counters() -> None:
@@ -509,6 +527,80 @@ def test_a_probe_goes_to_both_sides_with_one_room_and_is_aborted_when_it_hangs(m
         assert not isinstance(values, Blind)
         assert values["ok"] is False
         assert {path for path, _ in asked} == {f"/{s}/{w}" for s in "pd" for w in ("generate", "abort_request")}
+        await runner.cleanup()
+        await client.close()
+
+    asyncio.run(go())
+
+
+TOKEN = {"text": "9", "meta_info": {"completion_tokens": 1, "finish_reason": {"type": "length"}}}
+CHOICE = {"choices": [{"text": "9", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
+NO_TOKEN: list[object] = [
+    "<html>502</html>", "", [], {}, {"choices": []}, {"choices": [{"text": ""}]}, {"choices": None}, {"choices": [1]},
+    {"choices": [{"text": "x", "finish_reason": "abort"}], "usage": {"completion_tokens": 1}}, {"usage": {"x": 1}},
+    {"text": ""}, {"meta_info": {"completion_tokens": 0}}, {"error": {"message": "x"}},
+    {"choices": [{"text": ""}], "usage": []},
+    {"text": "x", "meta_info": {"completion_tokens": 1, "finish_reason": {"type": "abort", "message": "x"}}},
+]  # fmt: skip
+
+
+def test_only_a_token_is_a_probe_that_succeeds() -> None:
+    """A page of HTML with 200 is none; an answer of any kind is told from silence."""
+    says: object = None
+    status = 200
+
+    async def answer(request: web.Request) -> web.Response:
+        if says is None:
+            await asyncio.sleep(60)
+        if isinstance(says, str):
+            return web.Response(text=says, status=status, content_type="text/html")
+        return web.json_response(says, status=status)
+
+    async def sound(request: web.Request) -> web.Response:
+        return web.json_response({"kv_transfer_params": {"remote_block_ids": [1]}} | TOKEN)
+
+    async def go() -> None:
+        nonlocal says, status
+        routes = {"/p/generate": sound, "/p/v1/completions": sound, "/d/generate": answer, "/d/v1/completions": answer}
+        runner, url = await served({**routes, "/abort_request": sound})
+        client = Client(1.0)
+
+        async def probe(kind: str, role: str) -> dict[str, object]:
+            pair = [at(f"{url}/p", kind=kind, role="prefill", name="prefill-1"), at(f"{url}/d", kind=kind, role=role)]
+            found = (await ProbeSignal(client).read(pair[role == "both" :], frozenset({NAME})))[NAME]
+            assert not isinstance(found, Blind)
+            return {"ok": found["ok"], "answered": found["answered"]}
+
+        ways = [("sglang", "decode"), ("sglang", "both"), ("vllm", "decode"), ("vllm", "both")]
+        for kind, role in ways:
+            says, status = (TOKEN if kind == "sglang" else CHOICE), 200
+            assert await probe(kind, role) == {"ok": True, "answered": True}, (kind, role)
+            for nothing in NO_TOKEN:
+                says = nothing
+                assert await probe(kind, role) == {"ok": False, "answered": True}, (kind, role, says)
+            says, status = {"error": {"message": "Decode transfer failed for request rank=0"}}, 500
+            assert await probe(kind, role) == {"ok": False, "answered": True}
+        await runner.cleanup()
+        assert await probe("sglang", "both") == {"ok": False, "answered": False}
+        await client.close()
+
+    asyncio.run(go())
+
+
+def test_of_an_engine_on_two_paths_the_one_that_succeeds_is_told() -> None:
+    async def sound(request: web.Request) -> web.Response:
+        return web.json_response(TOKEN)
+
+    async def broken(request: web.Request) -> web.Response:
+        return web.json_response({}, status=500)
+
+    async def go() -> None:
+        runner, url = await served({"/good/generate": sound, "/bad/generate": broken})
+        client = Client(1.0)
+        engines = [at(f"{url}/{'bad' if n in (1, 3) else 'good'}", role="prefill", name=f"p{n}") for n in (1, 2, 3)]
+        found = await ProbeSignal(client).read([*engines, at(f"{url}/good")], frozenset({NAME}))
+        ok = {name: values["ok"] for name, values in found.items() if not isinstance(values, Blind)}
+        assert ok == {"p1": False, "p2": True, "p3": False, NAME: True}
         await runner.cleanup()
         await client.close()
 

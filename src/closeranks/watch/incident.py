@@ -119,6 +119,8 @@ class Keeper:
         deeper: dict[str, str] = {}
         if state.proof:
             judged = judging.beside_proof(judged, state.why[0].text)
+        elif state.cls:
+            judged = judging.by_signs(judged, state.cls, "; ".join(e.text for e in state.why))
         elif judged.cls == judging.NONE.cls and judged.files:
             deeper = await self._deeper(files, [e for e in snapshot.engines if e.name == state.engine])
             judged = await self._judge.judge(files.contents) if deeper else judged

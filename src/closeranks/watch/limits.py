@@ -20,6 +20,17 @@ class Limits(msgspec.Struct, frozen=True):
     """At most so long may ranks compile kernels while requests wait: a first request can take minutes."""
     stalled_unseen_s: float = 60.0
     """At most so long where the engine that computes for this one is not in view, and its pace not known."""
+    refused_requests: float = 3.0
+    """So many hand-overs that failed, and no token since: look closer."""
+    refused_s: float = 6.0
+    """So long after the first of them, with requests of our own that fail too, confirms."""
+    refused_quiet_s: float = 20.0
+    """Without a new failure for so long, nothing is suspected of the old ones."""
+    refused_grace_s: float = 30.0
+    """For so long after an engine that hands over was away or starting, failures are its restart's: decode looks for
+    a lost peer every 5 s, and gives it up after a few times."""
+    refused_unseen_s: float = 600.0
+    """For so long the engine that hands over may be restarting where it is not in view."""
     unanswered_s: float = 4.0
     """The port accepts and does not answer."""
     heartbeat_s: float = 20.0

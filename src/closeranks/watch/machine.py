@@ -16,6 +16,7 @@ import msgspec
 
 from closeranks.watch import rules
 from closeranks.watch.limits import DEFAULT, Limits
+from closeranks.watch.refused import Refusals, follow
 from closeranks.watch.snapshot import EngineSeen, Evidence, Phase, Snapshot, State
 from closeranks.watch.stalled import advances, stalled_s, stalling
 from closeranks.watch.suspicions import suspicions
@@ -68,6 +69,10 @@ class Past(msgspec.Struct, frozen=True):
     pace_s: float | None = None
     """The longest time for which held requests did not advance and then did; also what passed before we looked."""
     stall_s: float = 0.0
+    refusals: Refusals = Refusals()
+    """Of the hand-overs to it."""
+    cls: str = ""
+    """The class of verdict that its confirmation rests on, where that has one."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -90,14 +95,16 @@ def step(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> Memory
         cast = _cast(old, engine, reborn, snapshot.at)
         view = View(engine, snapshot, tracks, memory.states, cast.served, cast.since > float("-inf"))
         before = None if reborn else memory.states.get(engine.name)
-        own = _past(view, None if reborn else old, limits)
+        own = _past(view, None if reborn else old, reborn, limits)
         if not cast.served and snapshot.at - cast.since >= SETTLED_S and rules.ready(view):
             cast = msgspec.structs.replace(cast, served=True)
         own = msgspec.structs.replace(own, cast=cast)
         phase, why, own = _judge(view, own, before, limits)
         past[engine.name] = own
         made = _state(engine.name, phase, why, before, snapshot.at, view.blind())
-        states[engine.name] = msgspec.structs.replace(made, proof=own.proof and phase == "confirmed")
+        if phase == "confirmed":
+            made = msgspec.structs.replace(made, proof=own.proof, cls=own.cls)
+        states[engine.name] = made
     heads = {(e.head.pid, e.head.start_time) for e in snapshot.engines if e.head is not None}
     for name, old in memory.past.items():
         head = old.engine.head
@@ -147,10 +154,11 @@ def _cast(old: Past | None, engine: EngineSeen, reborn: bool, at: float) -> Cast
     return msgspec.structs.replace(old.cast, who={**old.cast.who, **now})
 
 
-def _past(view: View, old: Past | None, limits: Limits) -> Past:
+def _past(view: View, old: Past | None, reborn: bool, limits: Limits) -> Past:
     at = view.snapshot.at
     if old is None:
-        return Past(view.engine, at, at)
+        began = Refusals(blocked=at) if reborn else Refusals()
+        return Past(view.engine, at, at, refusals=follow(view, began, limits))
     ended = old.ended if old.ended is not None else at if rules.ending(view) else None
     moving = (old.moving if old.moving is not None else at) if rules.alive(view) else None
     stall = stalled_s(view)
@@ -168,6 +176,7 @@ def _past(view: View, old: Past | None, limits: Limits) -> Past:
         moving=moving,
         pace_s=pace,
         stall_s=stall,
+        refusals=follow(view, old.refusals, limits),
     )
 
 
@@ -177,21 +186,23 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
         return "excluded", (Evidence("log", None, "it is being ended: its log says so"),), own
     proofs = rules.proofs(view, limits)
     if proofs:
-        return "confirmed", proofs, msgspec.structs.replace(own, proved=True, proof=True)
+        return "confirmed", proofs, msgspec.structs.replace(own, proved=True, proof=True, cls="")
     stopped = rules.stopped(view, limits)
     if stopped:
-        return "confirmed", stopped, msgspec.structs.replace(own, proof=True)
+        return "confirmed", stopped, msgspec.structs.replace(own, proof=True, cls="")
     if before is not None and before.phase == "confirmed":
         moved = own.moving is not None and at - own.moving >= limits.again_s and advances(view, limits)
+        if own.cls:  # nothing is held meanwhile, and the loop turns: only a token shows that the path works again
+            moved = moved and own.refusals.served > before.since
         if own.proved or not moved:
             return "confirmed", before.why, own
     back = rules.held_back(view)
     if back:
         return "excluded", back, own
-    found = [s for s in suspicions(view, limits, own.pace_s) if s.signs]
+    found = [s for s in suspicions(view, limits, own.pace_s, own.refusals) if s.signs]
     sure = next((s for s in found if s.enough and not s.excluded), None)
     if sure is not None:
-        return "confirmed", sure.signs, msgspec.structs.replace(own, proved=False, proof=False)
+        return "confirmed", sure.signs, msgspec.structs.replace(own, proved=False, proof=False, cls=sure.cls)
     maybe = next((s for s in found if s.open), None)
     if maybe is not None:
         return "suspect", maybe.signs, msgspec.structs.replace(own, supported=at)

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 import msgspec
 
+from closeranks.watch.answers import completed, generated
 from closeranks.watch.discover import MOST_PORTS, flag, number
 from closeranks.watch.signals.fetch import PLAIN, REDIRECTS
 from closeranks.watch.signals.steps import parse
@@ -299,7 +300,7 @@ class Wire:
             said = answers[1].json()
             if answers[0].status != 200:
                 raise StepFailed(f"prefill answered {answers[0].status}")
-            if answers[1].status != 200 or not (isinstance(said, dict) and _tokens_of_generate(said)):
+            if answers[1].status != 200 or not generated(said):
                 raise StepFailed(f"no token came out of decode (status {answers[1].status})")
         except StepFailed:
             await self._abort_ours((prefill, decode), rid)
@@ -392,21 +393,8 @@ def pairs(one: Endpoint, ends: Mapping[str, Endpoint]) -> list[tuple[Endpoint, E
     return found
 
 
-def _tokens_of_generate(said: Mapping[str, Any]) -> bool:
-    meta = said.get("meta_info")
-    count = meta.get("completion_tokens") if isinstance(meta, dict) else None
-    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
-    aborted = isinstance(reason, dict) and reason.get("type") == "abort"
-    return not aborted and bool(count or said.get("text") or said.get("output_ids"))
-
-
 def _expect_text(answer: Answer) -> None:
-    said = answer.json()
-    choices = said.get("choices") if isinstance(said, dict) else None
-    usage = (said.get("usage") or {}) if isinstance(said, dict) else {}
-    text = choices[0].get("text") if isinstance(choices, list) and choices and isinstance(choices[0], dict) else ""
-    tokens = usage.get("completion_tokens", 0) if isinstance(usage, dict) else 0
-    if answer.status != 200 or not (text or tokens):
+    if answer.status != 200 or not completed(answer.json()):
         raise StepFailed(f"no token came back (status {answer.status})")
 
 

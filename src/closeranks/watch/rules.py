@@ -20,6 +20,8 @@ class Suspicion:
     signs: tuple[Evidence, ...] = ()
     enough: bool = False
     excluded: tuple[Evidence, ...] = ()
+    cls: str = ""
+    """The class of verdict that the signs amount to by themselves, for when a diagnosis finds nothing; mostly none."""
 
     @property
     def open(self) -> bool:

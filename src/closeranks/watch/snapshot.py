@@ -143,3 +143,5 @@ class State(msgspec.Struct, frozen=True):
     """Signals that give nothing for this engine, each with its reason."""
     proof: bool = False
     """Confirmed by a proof: a death, a raised error, a part stopped by a signal. No inference speaks against it."""
+    cls: str = ""
+    """The class of verdict that the signs of its confirmation amount to by themselves; mostly none."""

@@ -4,10 +4,12 @@ other end of a transfer.
     stands    no main thread of any rank runs                        /proc + counters, or + identical stacks twice
     spins     the loop stands while the devices are busy             counters + GPU
     stalled   the loop turns, requests are held and none advances    counters + probe, peer, helper threads
+    refused   hand-overs fail one after the other, none succeeds     counters + probe
     unheard   the port accepts, nothing answers                      HTTP + /proc of the frontend
 """
 
 from closeranks.watch.limits import Limits
+from closeranks.watch.refused import Refusals, refused
 from closeranks.watch.rules import Suspicion, ready, still_s
 from closeranks.watch.snapshot import Blind, Evidence
 from closeranks.watch.stalled import probe_failed, stalled
@@ -138,6 +140,12 @@ def unheard(view: View, limits: Limits) -> Suspicion:
     return Suspicion(tuple(signs), enough=blind and min(still, waited) >= limits.still_alone_s)
 
 
-def suspicions(view: View, limits: Limits, pace_s: float | None) -> tuple[Suspicion, ...]:
+def suspicions(view: View, limits: Limits, pace_s: float | None, refusals: Refusals) -> tuple[Suspicion, ...]:
     """All of them, the nearest to the cause first."""
-    return stands(view, limits), spins(view, limits), stalled(view, limits, pace_s), unheard(view, limits)
+    return (
+        stands(view, limits),
+        spins(view, limits),
+        stalled(view, limits, pace_s),
+        refused(view, limits, refusals),
+        unheard(view, limits),
+    )

@@ -46,6 +46,15 @@ def beside_proof(judged: Judged, proof: str) -> Judged:
     return msgspec.structs.replace(judged, cls=NONE.cls, certainty=NONE.certainty, summary=said[:500])
 
 
+def by_signs(judged: Judged, cls: str, signs: str) -> Judged:
+    """A diagnosis that finds nothing where the watch has seen a fault that has a class of its own is that class, and
+    likely; its reports stay as they are. `signs`: what was seen, in words."""
+    if judged.cls not in SOUND | {NONE.cls}:
+        return judged
+    said = f"{signs}; what else was kept does not tell more ({judged.cls}: {judged.summary})"
+    return msgspec.structs.replace(judged, cls=cls, certainty="likely", summary=said[:500])
+
+
 def cpu_s(pid: int) -> float:
     """Seconds of CPU that a process has used; 0 when it is gone."""
     now = main_thread(pid)

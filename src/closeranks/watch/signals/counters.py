@@ -20,6 +20,8 @@ _SGLANG = {
     "generation_tokens_total": "tokens",
     "num_requests_total": "finished",
     "num_aborted_requests_total": "aborted",
+    "num_bootstrap_failed_reqs_total": "unconnected",
+    "num_transfer_failed_reqs_total": "unsent",
     "num_running_reqs": "running",
     "num_queue_reqs": "waiting",
     "num_paused_reqs": "paused",
@@ -33,9 +35,12 @@ _VLLM = {
     "generation_tokens_total": "tokens",
     "prompt_tokens_total": "prompted",
     "request_success_total": "finished",
+    "nixl_num_failed_transfers_total": "lost",
     "num_requests_running": "running",
     "num_requests_waiting": "waiting",
 }
+_ENDS = ("aborted", "unconnected", "unsent", "errored", "lost")
+"""Requests that were given up, or whose hand-over failed."""
 QUEUES = ("bootstrap", "inflight", "prealloc", "transfer")
 _RANKS = frozenset({b"tp_rank", b"pp_rank", b"moe_ep_rank", b"attn_tp_rank", b"attn_cp_rank", b"pid"})
 """Labels in which series differ that tell the same."""
@@ -52,7 +57,10 @@ def parse(body: bytes) -> dict[str, float]:
 
     The gauges and counters of an engine's ranks repeat each other, so the highest rank's value counts once; series that
     differ in anything else (data-parallel replicas, `is_streaming`, ends) count different requests and are summed.
-    Requests that were given up are not among the finished: in a stall they are all that ends.
+    Requests that were given up, or whose hand-over failed, are not among the finished: in a stall they are all that
+    ends. `refused`: hand-overs that failed and that nobody had given up; engines count those that somebody had among
+    their failures, so it can fall by requests that were given up elsewhere. SGLang's series of failures appear with
+    the first one.
     """
     single: dict[tuple[str, tuple[tuple[bytes, bytes], ...]], float] = {}
     found: dict[str, float] = {}
@@ -77,8 +85,11 @@ def parse(body: bytes) -> dict[str, float]:
         if not math.isfinite(value):  # a NaN would differ from itself at every look, and pass for an advance
             continue
         labels = dict(_LABEL.findall(rest[cut : end + 1])) if cut >= 0 else {}
-        if labels.get(b"finished_reason") == b"abort":
+        ended = labels.get(b"finished_reason")
+        if ended == b"abort":
             continue
+        if ended == b"error" and field == "finished":
+            field = "errored"
         if stage:
             rank = b"_".join(labels[k] for k in (b"dp_rank", b"pp_rank", b"tp_rank") if k in labels).decode(
                 errors="replace"
@@ -96,9 +107,12 @@ def parse(body: bytes) -> dict[str, float]:
             single[field, group] = max(single.get((field, group), 0.0), value)
     for (field, _), value in single.items():
         found[field] = found.get(field, 0.0) + value
-    aborted = found.pop("aborted", 0.0)
-    if "finished" in found:
-        found["finished"] -= aborted
+    ends = {name: found.pop(name) for name in _ENDS if name in found}
+    if ends:
+        aborted, failed = ends.get("aborted", 0.0), ends.get("unconnected", 0.0) + ends.get("unsent", 0.0)
+        found["refused"] = failed - aborted + ends.get("errored", 0.0) + ends.get("lost", 0.0)
+        if "finished" in found:  # of vLLM's, errors are a series of their own
+            found["finished"] -= max(aborted, failed)
     return found
 
 

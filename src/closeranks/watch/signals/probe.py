@@ -1,21 +1,25 @@
 """The active probe: one short request through the real prefill → decode path, with real KV transfer and its own id.
 
-Health endpoints do not cross the KV path; this does. A probe that does not end in time is given up by closing its
-connection, and SGLang's is aborted by its id on both sides. Its failure says something only while the counters do not
-move either: a saturated pair fails probes in good health.
+Health endpoints do not cross the KV path; this does. It succeeds when a token comes out at the end, whatever the status
+says. A probe that does not end in time is given up by closing its connection, and SGLang's is aborted by its id on both
+sides. Its failure says something only while the counters do not move either: a saturated pair fails probes in good
+health.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
+from closeranks.watch.answers import completed, generated, given_up
 from closeranks.watch.discover import MOST_PORTS, flag, number
 from closeranks.watch.signals import Readings
 from closeranks.watch.signals.fetch import Answer, Client
-from closeranks.watch.snapshot import Blind, EngineSeen
+from closeranks.watch.snapshot import Blind, EngineSeen, Values
 from closeranks.watch.snapshot import Signal as SignalName
 
 PREFIX = "closeranks-probe-"
@@ -25,8 +29,20 @@ LIMIT_S = 6.0
 PROMPT = "1 2 3 4 5 6 7 8"
 
 
+class _Came(msgspec.Struct, frozen=True):
+    """`said`: "" when a token came, else what came instead. `answered`: it was said over HTTP, not left to time out."""
+
+    said: str
+    answered: bool
+
+
+Came = _Came | None
+"""None: a request cannot be sent there."""
+
+
 class ProbeSignal:
-    """Key: every engine that the path crosses: `at, began, ok, seconds, said`.
+    """Key: every engine that a path crosses: `at, began, ok, answered, seconds, said`. `answered`: every side of the
+    path said something, be it an error. Of an engine on several paths one that succeeds is told.
 
     `mode`: `never`, `suspect` (only while an engine is under suspicion) or `always`.
     """
@@ -50,14 +66,13 @@ class ProbeSignal:
             if self._mode == "suspect" and not urgent & {e.name for e in path}:
                 continue
             began = time.monotonic()
-            said = await self._probe(path)
+            came = await self._probe(path)
             at = time.monotonic()
             for engine in path:
-                if said is None:
-                    found[engine.name] = Blind("no way to send a request through it: give --probe-url")
-                else:
-                    ok = said == ""
-                    found[engine.name] = {"at": at, "began": began, "ok": ok, "seconds": at - began, "said": said}
+                old = found.get(engine.name)
+                if isinstance(old, Mapping) and old["ok"]:
+                    continue
+                found[engine.name] = _told(came, began, at)
         return found
 
     def paths(self, engines: Sequence[EngineSeen]) -> list[tuple[EngineSeen, ...]]:
@@ -74,8 +89,8 @@ class ProbeSignal:
             found += [(e,) for e in same if e.role == "both"]
         return found
 
-    async def _probe(self, path: tuple[EngineSeen, ...]) -> str | None:
-        """ "" when a token came; else what came instead. None: not possible."""
+    async def _probe(self, path: tuple[EngineSeen, ...]) -> Came:
+        """What came of one request."""
         if self._url or path[0].kind == "closeranks":
             return await self._completion(self._url or str(path[0].url))
         if len(path) == 2:
@@ -85,12 +100,12 @@ class ProbeSignal:
             rid = PREFIX + secrets.token_hex(6)
             answer = await self._client.post(f"{path[0].url}/generate", _generate(rid), LIMIT_S)
             await self._abort(path, rid, answer)
-            return _said(answer)
+            return _came(answer, generated)
         return await self._completion(str(path[0].url))
 
-    async def _completion(self, url: str) -> str | None:
+    async def _completion(self, url: str) -> Came:
         body = {"model": await self._model(url), "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
-        return _said(await self._client.post(f"{url}/v1/completions", body, LIMIT_S))
+        return _came(await self._client.post(f"{url}/v1/completions", body, LIMIT_S), completed)
 
     async def _model(self, url: str) -> str:
         if url not in self._models:
@@ -101,7 +116,7 @@ class ProbeSignal:
                 return "default"
         return self._models[url]
 
-    async def _sglang_pair(self, prefill: EngineSeen, decode: EngineSeen) -> str | None:
+    async def _sglang_pair(self, prefill: EngineSeen, decode: EngineSeen) -> Came:
         """What the router does: the same request to both, with one room."""
         rid = PREFIX + secrets.token_hex(6)
         port = number(flag(prefill.argv, "--disaggregation-bootstrap-port"), MOST_PORTS)
@@ -115,15 +130,14 @@ class ProbeSignal:
         )
         for answer in answers:
             await self._abort((prefill, decode), rid, answer)
-        said = [_said(answer) for answer in answers]
-        return None if None in said else next((words for words in said if words), "")
+        return _worst((_came(answers[0], _prefilled), _came(answers[1], generated)))
 
     async def _abort(self, path: Sequence[EngineSeen], rid: str, answer: Answer) -> None:
         """End what did not end in time, on both sides."""
         if not answer.ok and answer.accepted:
             await asyncio.gather(*(self._client.post(f"{e.url}/abort_request", {"rid": rid}, 2.0) for e in path))
 
-    async def _vllm_pair(self, prefill: EngineSeen, decode: EngineSeen) -> str | None:
+    async def _vllm_pair(self, prefill: EngineSeen, decode: EngineSeen) -> Came:
         """Prefill with one token, then decode with the transfer parameters of its answer."""
         body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, "stream": False}
         body["model"] = await self._model(str(prefill.url))
@@ -133,23 +147,46 @@ class ProbeSignal:
         first = await self._client.post(
             f"{prefill.url}/v1/completions", body | {"kv_transfer_params": ask | nothing}, LIMIT_S
         )
-        if not first.ok:
-            return _said(first)
-        try:
-            params = first.json()["kv_transfer_params"]
-        except (KeyError, TypeError):
-            return "prefill gave no transfer parameters"
-        return _said(
-            await self._client.post(f"{decode.url}/v1/completions", body | {"kv_transfer_params": params}, LIMIT_S)
-        )
+        came = _came(first, _handed)
+        if came is None or came.said:
+            return came
+        body["kv_transfer_params"] = first.json()["kv_transfer_params"]
+        return _came(await self._client.post(f"{decode.url}/v1/completions", body, LIMIT_S), completed)
 
 
 def _generate(rid: str) -> dict[str, Any]:
     return {"text": PROMPT, "rid": rid, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
 
 
-def _said(answer: Answer) -> str | None:
-    """ "" when it succeeded, what came instead, or None when the server has no such endpoint or wants a key."""
-    if answer.ok:
-        return ""
-    return None if answer.status in (401, 403, 404, 405) else answer.said
+def _came(answer: Answer, sound: Callable[[Any], bool]) -> Came:
+    """What came, by whether a 200 holds what it should; None when the server has no such endpoint or wants a key."""
+    if answer.status in (401, 403, 404, 405):
+        return None
+    answered = answer.status > 0
+    if not answer.ok:
+        return _Came(answer.said, answered)
+    return _Came("" if sound(answer.json()) else "HTTP 200, without what a completion holds", answered)
+
+
+def _worst(legs: Sequence[Came]) -> Came:
+    """What came of a path whose legs are asked at once: it succeeds, and is answered, when all are."""
+    known = [leg for leg in legs if leg is not None]
+    if len(known) < len(legs):
+        return None
+    return _Came(next((leg.said for leg in known if leg.said), ""), all(leg.answered for leg in known))
+
+
+def _prefilled(said: Any) -> bool:
+    """Of prefill's own answer, whose token decode gives: that it is one, and was not given up."""
+    return isinstance(said, Mapping) and bool(said) and "error" not in said and not given_up(said)
+
+
+def _handed(said: Any) -> bool:
+    return isinstance(said, Mapping) and bool(said.get("kv_transfer_params"))
+
+
+def _told(came: Came, began: float, at: float) -> Values | Blind:
+    if came is None:
+        return Blind("no way to send a request through it: give --probe-url")
+    times = {"at": at, "began": began, "seconds": at - began}
+    return {**times, "ok": came.said == "", "answered": came.answered, "said": came.said}

@@ -20,6 +20,7 @@ _FIELDS = {
     "prefill_tokens_total": "prefilled",
     "decode_tokens_total": "tokens",
     "transfers_total": "transfers",
+    "failed_transfers_total": "refused",
     "running_requests": "running",
     "waiting_requests": "waiting",
     "engine_up": "up",
