@@ -7,6 +7,7 @@ from closeranks.engine.leader.book import Book
 from closeranks.engine.leader.core import Leader
 from closeranks.engine.leader.desk import Desk
 from closeranks.engine.leader.events import Fault
+from closeranks.engine.leader.rooms import ENDED
 from closeranks.protocol import (
     Compile,
     Compiled,
@@ -18,6 +19,7 @@ from closeranks.protocol import (
     Progress,
     RankFault,
     Report,
+    RoomId,
     Step,
     Welcome,
 )
@@ -31,6 +33,11 @@ from tests.simulation.world import Violation
 
 FINGERPRINT = Fingerprint(1, "weights", "float32", "4 tokens", "tokenizer", "xxh3_64")
 OTHER = Fingerprint(1, "other weights", "float32", "4 tokens", "tokenizer", "xxh3_64")
+
+
+def begins(step: Step | None) -> bool:
+    """Has the step a row of a request that is in no step before it?"""
+    return step is not None and any(row.begin is not None for row in step.rows)
 
 
 class Life:
@@ -62,6 +69,8 @@ class Life:
         self.steps: list[deque[Step]] = [deque() for _ in self.ranks]
         self.mischief = ""
         self.poisoned = False
+        self.charged: list[RoomId] = []
+        """With its fault."""
         self.grammars: dict[str, int] = {}
         """Grammars that rank 0 has -> their numbers."""
         self.witness = Witness(self)
@@ -223,6 +232,7 @@ class Life:
         """The process goes a moment later; what it still hears must change nothing."""
         self.world.note(self.engine.name, f"fault {fault.name}: {fault.detail[:160]}")
         self.engine.faults.append(fault.name)
+        self.charged = fault.charged
         if self.world.calm:
             raise Violation(f"{self.engine.name}: fault {fault.name} without a cause: {fault.detail}")
         self.dying = True
@@ -251,6 +261,20 @@ class Life:
         self.stall(rank, 10_000.0)
         self.hear_rank(RankFault(self.epoch, rank, "ValueError", "injected"))
 
+    def break_in(self, rank: int, step: Step, poison: bool) -> None:
+        """A rank raises in `step`; its requests, if for poison then only the poisonous, must be among those charged."""
+        rooms = next((x.rooms for x in self.leader.steps.open if x.n == step.n), [])
+        slots, spared = self.ranks[rank].slots, self.dying
+        guilty = {
+            room.id
+            for row, room in zip(step.rows, rooms, strict=False)
+            if room.state != ENDED and (not poison or poisoned(slots, [row]))
+        }
+        self.poisoned = poison and not spared
+        self.raise_in(rank)
+        if not spared and not guilty <= set(self.charged):
+            raise Violation(f"{self.engine.name}: {guilty} were in step {step.n}, which broke; charged: {self.charged}")
+
     def drain(self) -> None:
         """The operator wants the engine to leave; its supervisor starts it again."""
         self.hear_gateway("operator", Drain())
@@ -278,11 +302,15 @@ class Life:
             world.fifo(("step", self.instance, number), self.stalled[number] - world.now, self.execute, rank)
             return
         step = self.steps[number].popleft()
-        if self.engine.network.poisons and poisoned(rank.slots, step):
-            self.poisoned = not self.dying
-            self.raise_in(number)
+        poisons = self.engine.network.poisons
+        if poisons and poisoned(rank.slots, step.rows):
+            self.break_in(number, step, True)
             return
         report = rank.execute(step)
+        ahead = self.steps[number][0] if self.steps[number] else None  # may be launched while this one runs: if it
+        if poisons and ahead and world.random.random() < 0.5 and poisoned(rank.slots, ahead.rows):
+            self.break_in(number, ahead, True)  # breaks then, the report of this one is never sent
+            return
         if self.mischief:
             if self.mischief == "digest" and number == len(self.ranks) - 1 > 0:
                 self.mischief, self.witness.bad_step = "", step.n
@@ -290,9 +318,9 @@ class Life:
             elif self.mischief == "short" and report.tokens:
                 self.mischief, self.witness.bad_step = "", step.n
                 report = Report(report.epoch, report.rank, report.n, report.digest, report.tokens[1:])
-            elif self.mischief == "raise":
+            elif self.mischief == "raise" and (begins(ahead) or world.random.random() < 0.1):
                 self.mischief = ""
-                self.raise_in(number)
+                self.break_in(number, ahead or step, False)
                 return
         self.transfers.begin(rank, step)
         world.fifo(("report", self.instance, number), 0.0005, self.hear_rank, report)

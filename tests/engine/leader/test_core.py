@@ -310,6 +310,32 @@ def test_only_requests_in_the_failing_step_are_charged() -> None:
     assert engine.ended[outside].retryable
 
 
+def _two_open_steps() -> tuple[Driven, RoomId, RoomId, RoomId]:
+    """Step 2 has the last row of the first request, step 3 begins the second; the third is in neither."""
+    engine = Driven(tp_size=2, overlap=True)
+    first, behind = engine.submit(1, 4, 2), engine.submit(2, 4, 8)
+    engine.answer()
+    waiting = engine.submit(3, 4, 8)
+    assert [[room.id for room in step.rooms] for step in engine.leader.steps.open] == [[first], [behind]]
+    return engine, first, behind, waiting
+
+
+def test_who_is_in_the_step_behind_the_one_that_is_due_is_charged_with_it() -> None:
+    """The rank may have launched it, and broken there: then it never reports the one that it still ran."""
+    engine, first, behind, waiting = _two_open_steps()
+    engine.rank(RankFault(1, 0, "crash", "was ended by signal 11"))
+    assert [engine.ended[room].charged for room in (first, behind, waiting)] == [True, True, False]
+    assert engine.faults[0].n == 2
+
+
+def test_who_is_in_a_step_that_the_rank_has_reported_is_not_charged() -> None:
+    engine, first, behind, waiting = _two_open_steps()
+    engine.rank(engine.ranks[0].execute(engine.steps[0]))
+    engine.rank(RankFault(1, 0, "ValueError", "boom"))
+    assert [engine.ended[room].charged for room in (first, behind, waiting)] == [False, True, False]
+    assert engine.faults[0].n == 3
+
+
 def test_a_stuck_rank_is_named_after_the_deadline_on_progress() -> None:
     engine = Driven(tp_size=2, step_deadline_s=5.0, overlap=False)
     engine.submit(1, 4, 8)

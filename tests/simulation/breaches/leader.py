@@ -43,6 +43,10 @@ def rank_faults_are_swallowed(self: Leader, message: Any) -> None:
     self.stale("rankfault")
 
 
+def one_step_charged(self: Leader, name: str, detail: str, rank: int = -1, steps: Any = ()) -> None:
+    FAULT(self, name, detail, rank, steps[:1])
+
+
 def first_report_decides(self: Steps, rank: int, n: int, digest: int, at: float) -> Any:
     step = STEP_REPORT(self, rank, n, digest, at)
     if not isinstance(step, str) and rank == 0:
@@ -125,8 +129,8 @@ def nobody_is_overdue(self: Steps, at: float) -> int:
     return -1
 
 
-def fault_goes_on(self: Leader, name: str, detail: str, rank: int = -1, step: Any = None) -> None:
-    FAULT(self, name, detail, rank, step)
+def fault_goes_on(self: Leader, name: str, detail: str, rank: int = -1, steps: Any = ()) -> None:
+    FAULT(self, name, detail, rank, steps)
     self.state = "ready"
 
 
@@ -140,6 +144,7 @@ BREACHES = [
     Breach("a report with too few tokens passes", "law 1, M2", Book, "report", short_reports_pass),
     Breach("a report counts for whatever step is due", "law 1, M3", Steps, "report", reports_of_any_step),
     Breach("a rank's fault is logged and swallowed", "law 2, M5", Leader, "rank_fault", rank_faults_are_swallowed),
+    Breach("only the step that is due is charged", "DESIGN 4, resume", Leader, "fault", one_step_charged),
     Breach("tokens leave when the first rank reported", "law 1, M6", Steps, "report", first_report_decides),
     Breach("digests are not compared", "law 1, M9", Steps, "report", digests_are_not_compared),
     Breach("the whole prompt is taken from the cache", "law 1, M7", Cache, "match", whole_prompt_from_the_cache),

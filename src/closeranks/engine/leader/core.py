@@ -5,7 +5,7 @@ holds what, when a room ends. Same config and same events give the same effects,
 the events' `at`, no random draw, and no iteration over a set.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...protocol import Checked, Compiled, Dropped, Ended, Fingerprint, Joined, Memory, Progress, RankFault, Status
@@ -223,12 +223,12 @@ class Leader:
             self.fault("sequence", step, event.rank)
             return
         if event.flaw:
-            self.fault("report", event.flaw, event.rank, step)
+            self.fault("report", event.flaw, event.rank, [step])
             return
         if event.rank == 0:
             step.stops, step.filled = event.stops, event.filled
         if step.mismatch:
-            self.fault("digest", step.mismatch, event.rank, step)
+            self.fault("digest", step.mismatch, event.rank, [step])
             return
         opened = self.steps.open
         while opened and not opened[0].missing:
@@ -366,9 +366,9 @@ class Leader:
         self.out.append(Greet())
 
     def rank_fault(self, message: RankFault) -> None:
-        n = self.steps.expected[message.rank]
-        step = next((x for x in self.steps.open if x.n == n), None)
-        self.fault(message.name or "rank", f"rank {message.rank}: {message.detail}", message.rank, step)
+        due = self.steps.expected[message.rank]
+        steps = [x for x in self.steps.open if x.n >= due]
+        self.fault(message.name or "rank", f"rank {message.rank}: {message.detail}", message.rank, steps)
 
     def peer_said(self, event: PeerSaid) -> None:
         if self.config.role == "both" or self.state == "starting":
@@ -385,9 +385,9 @@ class Leader:
             return
         rank = self.steps.overdue(at)
         if rank >= 0:
-            step = self.steps.open[0]
-            detail = f"rank {rank} made no progress in step {step.n} for {self.config.step_deadline_s} s"
-            self.fault("stuck", detail, rank, step)
+            steps = list(self.steps.open)
+            detail = f"rank {rank} made no progress in step {steps[0].n} for {self.config.step_deadline_s} s"
+            self.fault("stuck", detail, rank, steps)
             return
         for room in list(self.rooms.open.values()):
             if at <= room.deadline or room.state == r.ENDED:
@@ -422,13 +422,17 @@ class Leader:
         for link in self.peers.links.values():
             link.heard_at += gap
 
-    def fault(self, name: str, detail: str, rank: int = -1, step: OpenStep | None = None) -> None:
-        """The epoch is over: every open room ends, retryable; only those in the failing step are charged."""
-        charged = [room.id for room in step.rooms if room.state != r.ENDED] if step is not None else []
+    def fault(self, name: str, detail: str, rank: int = -1, steps: Sequence[OpenStep] = ()) -> None:
+        """The epoch is over: every open room ends, retryable; only those in the failing step are charged.
+
+        `steps`: those that may be it, oldest first. A rank may break in the step after the one that it owes a report
+        of, which it launches while that one runs; a lone request shares neither, so who is alone is charged alone.
+        """
+        charged = list(dict.fromkeys(room.id for step in steps for room in step.rooms if room.state != r.ENDED))
         for room in list(self.rooms.open.values()):
             self.end(room, r.FAULT, "fault", f"{name}: {detail}", retryable=True, charged=room.id in charged)
         self.state = "faulted"
-        self.out.append(Fault(name, detail, rank, step.n if step is not None else 0, charged))
+        self.out.append(Fault(name, detail, rank, steps[0].n if steps else 0, charged))
 
     def stale(self, what: str) -> None:
         """A message that changes nothing: late, doubled, or of another instance."""

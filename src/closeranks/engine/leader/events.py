@@ -257,7 +257,7 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, tag=11):
     rank: int
     """The rank that is suspected; -1: none."""
     n: int
-    """The step that failed; 0: none."""
+    """The step that failed, or the oldest of those that may have; 0: none."""
     charged: list[RoomId]
 
 
