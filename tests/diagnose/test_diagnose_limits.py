@@ -24,6 +24,10 @@ BATCH = (
 )
 
 
+def _no_failure(reader: str, error: Exception) -> None:
+    raise AssertionError(reader) from error
+
+
 def facts(text: str):
     return collect(from_texts([("x.log", text)])).facts
 
@@ -65,7 +69,7 @@ def test_a_line_without_end_in_a_stream_needs_a_block_of_memory() -> None:
 
     tracemalloc.start()
     readers = line_readers()
-    list(Scanner("e", readers, prefilter(readers)).facts(lines_of(Endless())))
+    list(Scanner("e", readers, prefilter(readers), _no_failure).facts(lines_of(Endless())))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 24 << 20

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from closeranks.diagnose.collect import NOT_READ
 from closeranks.diagnose.judge import diagnose_texts
 from closeranks.diagnose.report import json_report, markdown, page
 from closeranks.diagnose.verdict import Verdict
@@ -53,6 +54,7 @@ def test_loss_never_makes_another_verdict_certain(case, seed: int, steps) -> Non
         evidence = step(evidence, rng)
     verdict = diagnose_texts(evidence)
     assert verdict.main.certainty != "shown" or verdict.main.cls in allowed, (case[0], verdict.main)
+    assert not [note for note in verdict.notes if NOT_READ in note]
     json_report.render(verdict)
     markdown.render(verdict)
     markdown.issue(verdict)
@@ -72,7 +74,7 @@ def test_lines_of_all_cases_in_one_pot_never_raise(seed: int) -> None:
     rng = random.Random(seed)
     pot = [line for case in rng.sample(CASES, 6) for _, text in case[1] for line in text.split("\n")]
     rng.shuffle(pot)
-    diagnose_texts([("pot.txt", "\n".join(pot[:400]))])
+    assert not [n for n in diagnose_texts([("pot.txt", "\n".join(pot[:400]))]).notes if NOT_READ in n]
 
 
 @pytest.mark.slow

@@ -62,3 +62,45 @@ def test_noise_never_raises_anything_else(data: bytes) -> None:
 def test_deep_nesting_is_bounded() -> None:
     with pytest.raises(UnsafePickle):
         load_plain(b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999)
+
+
+def shared(depth: int, make) -> object:
+    found: object = make(1, 2)
+    for _ in range(depth):
+        found = make(found, found)
+    return found
+
+
+@pytest.mark.parametrize("depth", [40, 90])
+@pytest.mark.parametrize("make", [lambda a, b: [a, b], lambda a, b: (a, b), lambda a, b: {"a": a, "b": b}])
+def test_what_is_shared_is_counted_at_every_place(depth: int, make) -> None:
+    with pytest.raises(UnsafePickle, match="refused: more than"):
+        load_plain(pickle.dumps({"entries": shared(depth, make)}))
+
+
+def test_sharing_within_bounds_is_loaded() -> None:
+    frames = [{"name": "f", "filename": "x.py", "line": n} for n in range(20)]
+    found = {"entries": [{"frames": frames, "state": "started"} for _ in range(50)]}
+    assert load_plain(pickle.dumps(found)) == found
+
+
+def test_a_container_that_holds_itself_is_refused() -> None:
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(UnsafePickle, match="holds itself"):
+        load_plain(pickle.dumps(loop))
+
+
+def test_a_key_whose_hash_takes_for_ever_is_refused() -> None:
+    doubled = b"".join(b"h" + bytes([n]) + b"h" + bytes([n]) + b"\x86\x940" for n in range(60))
+    with pytest.raises(UnsafePickle, match="refused: a key"):
+        load_plain(b"\x80\x04}K\x01\x940" + doubled + b"h\x3cNs.")
+
+
+def test_an_encoded_pickle_of_torch_is_read() -> None:
+    """Protocol 2, as torch writes it: BINPUT and no frames."""
+    found = {
+        "version": "2.10",
+        "entries": [{"process_group": ("0", "default_pg"), "timeout_ms": 600000, "retired": True}],
+    }
+    assert load_plain(pickle.dumps(found, 2)) == found

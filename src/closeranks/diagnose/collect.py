@@ -1,7 +1,7 @@
 """Collecting: a bundle → facts. Each file is read once, in bounded time and memory, and never stops the others."""
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -14,6 +14,7 @@ from closeranks.evidence.safe_pickle import UnsafePickle, load_plain
 
 READ_BYTES = 256 << 20  # of one file
 READ_TOTAL = 768 << 20  # of all files
+NOT_READ = "left unread, reading it failed"
 FOREIGN = 2000  # JSON documents of no known format in a row, after which no more are looked for
 
 
@@ -42,6 +43,9 @@ def collect(bundle: Bundle) -> Collected:
         except OSError as e:
             out.notes.append(f"{item.name}: not readable: {e.strerror or type(e).__name__}")
             continue
+        except Exception as e:  # noqa: BLE001 - said in the notes: what is wrong with one file costs no other
+            out.notes.append(f"{item.name}: {NOT_READ} ({type(e).__name__})")
+            continue
         budget -= used
         out.facts += sorted(facts, key=lambda f: f.src)
     return out
@@ -68,22 +72,34 @@ def _one(
     size = item.size if item.size is not None else MAX_TEXT + 1
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) and size <= MAX_TEXT:
         with item.open() as stream:
-            return _text(item.name, stream.read().decode("utf-16", "replace"), pattern, readers), size
+            return _text(item.name, stream.read().decode("utf-16", "replace"), pattern, readers, notes), size
     if size <= MAX_TEXT:
         with item.open() as stream:
-            return _text(item.name, stream.read(MAX_TEXT).decode("utf-8", "replace"), pattern, readers), size
+            return _text(item.name, stream.read(MAX_TEXT).decode("utf-8", "replace"), pattern, readers, notes), size
     skip_from = skip_to = -1
     if size > limit:
         skip_from, skip_to = limit // 8, size - limit * 7 // 8
         notes.append(f"{item.name}: {size >> 20} MiB; its first {limit >> 23} and last {limit * 7 >> 23} MiB were read")
-    scanner = Scanner(item.name, line_readers(), pattern)
+    scanner = Scanner(item.name, line_readers(), pattern, _noting(item.name, notes))
     with item.open() as stream:
         return list(scanner.facts(lines_of(stream, skip_from, skip_to))), min(size, limit)
 
 
-def _text(name: str, text: str, pattern: Prefilter, readers: list[DocumentReader]) -> list[Fact]:
+def _noting(name: str, notes: list[str]) -> Callable[[str, Exception], None]:
+    """Says once per reader that it failed on this file, and how. Not what the exception says: that quotes evidence."""
+
+    def note(reader: str, error: Exception) -> None:
+        said = f"{name}: {NOT_READ} as {reader} ({type(error).__name__})"
+        if said not in notes:
+            notes.append(said)
+
+    return note
+
+
+def _text(name: str, text: str, pattern: Prefilter, readers: list[DocumentReader], notes: list[str]) -> list[Fact]:
     """Facts of a text that fits in memory: its JSON documents, then its lines."""
     facts: list[Fact] = []
+    failed = _noting(name, notes)
     if "{" in text:
         whole = unwrap_all(text)
         read: list[tuple[int, int]] = []
@@ -91,16 +107,31 @@ def _text(name: str, text: str, pattern: Prefilter, readers: list[DocumentReader
         for found in documents(whole):
             if foreign > FOREIGN:  # a log in JSON lines: its lines are read as lines
                 break
-            got = next((g for r in readers if (g := r.document(found.value, Src(name, found.line))) is not None), None)
+            got = _document(found.value, Src(name, found.line), readers, failed)
             if got is not None:
                 facts += got
                 read.append((found.start, found.end))
             foreign = 0 if got is not None else foreign + 1
         if read:
             text = _blanked(whole, read)
-    scanner = Scanner(name, line_readers(), pattern)
+    scanner = Scanner(name, line_readers(), pattern, failed)
     facts += scanner.facts(lines_of(io.BytesIO(text.encode("utf-8", "replace"))))
     return facts
+
+
+def _document(
+    found: object, src: Src, readers: list[DocumentReader], failed: Callable[[str, Exception], None]
+) -> list[Fact] | None:
+    """Facts of the first reader that knows the object, none where it failed on it; None if it is of no known format."""
+    for reader in readers:
+        try:
+            got = reader.document(found, src)
+            if got is not None:
+                return list(got)
+        except Exception as e:  # noqa: BLE001 - said in the notes
+            failed(reader.NAME, e)
+            return []
+    return None
 
 
 def _blanked(text: str, regions: list[tuple[int, int]]) -> str:
@@ -118,9 +149,8 @@ def _pickle(data: bytes, name: str, readers: list[DocumentReader], notes: list[s
     except UnsafePickle as e:
         notes.append(f"{name}: pickle not loaded: {e}")
         return
-    for reader in readers:
-        got: Iterable[Fact] | None = reader.document(found, Src(name, 1))
-        if got is not None:
-            yield from got
-            return
+    got = _document(found, Src(name, 1), readers, _noting(name, notes))
+    if got is not None:
+        yield from got
+        return
     notes.append(f"{name}: a pickle of another format than the flight recorder's")

@@ -1,9 +1,11 @@
 """JSON documents inside evidence files: whole, back to back, in the middle of a log, wrapped, or cut off."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from closeranks.diagnose.lines import unwrap
 
@@ -11,7 +13,21 @@ MAX_TEXT = 64 << 20
 _START = re.compile(r"(?m)^[ \t]{0,8}(?=\{\s*[\"}\n\r]|\[\s*[\n\r\[{])")
 _NEXT = re.compile(r"[ \t]*(?=\{\s*[\"}]|\[\s*[\[{])")
 _MAX_MISSES = 300
-_DECODER = json.JSONDecoder(strict=False)
+_LARGEST = 1 << 63
+
+
+def _int(digits: str) -> int:
+    """A number of JSON; one that no engine counts to is cut to what fits everywhere."""
+    return int(digits) if len(digits) < 19 else max(-_LARGEST, min(_LARGEST, int(digits[:25])))
+
+
+def _float(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+_READ: dict[str, Any] = {"strict": False, "parse_int": _int, "parse_float": _float, "parse_constant": lambda _: None}
+_DECODER = json.JSONDecoder(**_READ)
 
 
 def unwrap_all(text: str) -> str:
@@ -89,7 +105,7 @@ def _repair(text: str) -> tuple[object, int] | None:
             del cuts[:32]
     for end, closing in reversed(cuts[-24:]):
         try:
-            found: object = json.loads(text[:end] + closing, strict=False)
+            found: object = _DECODER.decode(text[:end] + closing)
         except (ValueError, RecursionError):
             continue
         return found, end

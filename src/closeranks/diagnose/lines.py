@@ -9,6 +9,7 @@ from closeranks.diagnose import clock, names
 from closeranks.diagnose.facts import Src, Who
 
 MAX_LINE = 4096  # characters of a line that are looked at
+_ENDLESS = re.compile(r"(\d{24})\d+")  # no engine counts so far, and no rule need fear what does not fit a float
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r$")
 _WRAPPERS = re.compile(
@@ -92,6 +93,7 @@ def _from_json(text: str, stamp: float | None) -> tuple[str, float | None]:
 def parse(raw: str, src: Src) -> Line:
     """The line behind `raw`."""
     text, stamp = unwrap(raw[:MAX_LINE])
+    text = _ENDLESS.sub(r"\1", text)
     head = text.lstrip()
     if m := _SGLANG.match(head) or _SGLANG_ALT.match(head):
         where = names.parts(m["parts"])

@@ -8,7 +8,7 @@ another.
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
@@ -140,8 +140,12 @@ def lines_of(stream: IO[bytes], skip_from: int = -1, skip_to: int = -1) -> Itera
 class Scanner:
     """One file's pass. `facts(...)` yields everything its readers found."""
 
-    def __init__(self, name: str, readers: list[LineReader], find: Prefilter) -> None:
+    def __init__(
+        self, name: str, readers: list[LineReader], find: Prefilter, failed: Callable[[str, Exception], None]
+    ) -> None:
+        """`failed` is told of a reader that raised, by name; that one reads no further in this file."""
         self.name = name
+        self.failed = failed
         self.readers = readers
         self.pattern, self.anchor = find.token, find.anchor
         self.number = 0
@@ -161,7 +165,12 @@ class Scanner:
             else:
                 self.number += block.count(b"\n")
         for reader in self.readers:
-            yield from reader.end()
+            try:
+                left = list(reader.end())
+            except Exception as e:  # noqa: BLE001 - told; what the others found stands
+                left = []
+                self.failed(reader.NAME, e)
+            yield from left
             reader.open = False
         for ring in self.late.values():
             for number, raw in ring:
@@ -225,7 +234,17 @@ class Scanner:
                 line.time, line.stamped = self.clock[1], False  # a continuation: not before the record above it
             for reader, tokens in self.readers_tokens:
                 if (reader.open and not late) or any(t in line.text for t in tokens):
-                    for fact in reader.line(line):
-                        self.found += 1
-                        yield fact
+                    try:
+                        found = list(reader.line(line))
+                    except Exception as e:  # noqa: BLE001 - told; the others read on
+                        self._give_up(reader, e)
+                        continue
+                    self.found += len(found)
+                    yield from found
             self.open = any(r.open for r in self.readers)
+
+    def _give_up(self, reader: LineReader, error: Exception) -> None:
+        self.failed(reader.NAME, error)
+        reader.open = False
+        self.readers = [r for r in self.readers if r is not reader]
+        self.readers_tokens = [(r, tokens) for r, tokens in self.readers_tokens if r is not reader]

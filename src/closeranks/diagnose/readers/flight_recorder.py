@@ -40,7 +40,7 @@ class FlightRecorder:
         if isinstance(config, dict):
             for key, group in list(config.items())[:500]:
                 if isinstance(group, dict):
-                    ranks = re.findall(r"\d{1,6}", str(group.get("ranks", "")))
+                    ranks = re.findall(r"\d{1,6}", _listed(group.get("ranks")))
                     members[str(key)] = tuple(int(r) for r in ranks[:4096])
                     names[str(key)] = _word(group.get("desc") or group.get("name") or key)
         status = dump.get("pg_status")
@@ -70,8 +70,8 @@ class FlightRecorder:
         frames = (
             tuple(
                 Frame(
-                    clean_name(str(f.get("name") or "?")),
-                    clean_file(str(f.get("filename") or "?")),
+                    clean_name(_text(f.get("name")) or "?"),
+                    clean_file(_text(f.get("filename")) or "?"),
                     _int(f.get("line")),
                 )
                 for f in (e.get("frames") or [])[:60]
@@ -85,7 +85,7 @@ class FlightRecorder:
             src=src,
             who=who,
             origin="recorder",
-            op=op_name(str(e.get("profiling_name"))[:80].split(" ")[0]),
+            op=op_name(_text(e.get("profiling_name"))[:80].split(" ")[0]),
             seq=_int(e.get("p2p_seq_id" if p2p else "collective_seq_id")),
             group=name,
             numel_in=_numel(e.get("input_sizes")),
@@ -100,14 +100,32 @@ class FlightRecorder:
 
 def _word(found: object, extra: str = "") -> str:
     """A short identifier: letters, digits and `_.-` only."""
-    return re.sub(rf"[^\w.{extra}-]", "", str(found))[:60]
+    return re.sub(rf"[^\w.{extra}-]", "", _text(found))[:60]
+
+
+def _text(found: object) -> str:
+    """A string or a number as text; nothing of a container, whose text has no bound."""
+    if isinstance(found, str):
+        return found[:4000]
+    return str(found) if found is None or isinstance(found, float) or (isinstance(found, int) and _plain(found)) else ""
+
+
+def _listed(ranks: object) -> str:
+    """`[0, 1]`: torch writes the ranks of a group as text, other dumps as a list."""
+    if isinstance(ranks, str):
+        return ranks[:100_000]
+    return " ".join(str(r) for r in ranks[:4096] if isinstance(r, int) and _plain(r)) if isinstance(ranks, list) else ""
+
+
+def _plain(number: int) -> bool:
+    return -(1 << 63) <= number <= 1 << 63
 
 
 def _int(found: object) -> int:
-    try:
-        return int(str(found)[:20])
-    except ValueError:
-        return -1
+    """A count, also one that JSON dumps have as text; -1 for what is none."""
+    if isinstance(found, int):
+        return int(found) if _plain(found) else -1
+    return int(found) if isinstance(found, str) and re.fullmatch(r"-?\d{1,19}", found) else -1
 
 
 def _numel(sizes: object) -> int | None:

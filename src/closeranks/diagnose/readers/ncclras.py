@@ -113,14 +113,15 @@ class RasJson:
 
     def _comm(self, comm: dict[str, Any], src: Src) -> Iterator[Fact]:
         per_op: dict[str, dict[int, list[int]]] = {}
-        ranks = [r for r in comm.get("ranks") or [] if isinstance(r, dict)]
+        listed = comm.get("ranks")
+        ranks = [r for r in listed if isinstance(r, dict)] if isinstance(listed, list) else []
         for r in ranks:
             counts = r.get("collective_counts")
             for op, n in (counts if isinstance(counts, dict) else {}).items():
                 if isinstance(n, int):
-                    per_op.setdefault(re.sub(r"\W", "", str(op))[:40], {}).setdefault(n, []).append(
-                        int(r.get("rank") or 0)
-                    )
+                    rank = r.get("rank")
+                    by_count = per_op.setdefault(re.sub(r"\W", "", str(op))[:40], {})
+                    by_count.setdefault(n, []).append(rank if isinstance(rank, int) else 0)
         name = re.sub(r"\W", "", str(comm.get("hash", "")))[:40]
         missing = comm.get("missing_ranks_count")
         missing = missing if isinstance(missing, int) else 0

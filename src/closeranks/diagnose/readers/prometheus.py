@@ -1,5 +1,6 @@
 """Prometheus text: one scrape after another. A repeated series starts the next scrape."""
 
+import math
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -9,9 +10,8 @@ from closeranks.diagnose.facts import Event, Fact, Metric, Setting, Src, Value
 from closeranks.diagnose.lines import Line
 from closeranks.diagnose.readers.settings import flag_fact
 
-_SAMPLE = re.compile(
-    r"^\s*((?:sglang|vllm|trtllm|closeranks|dynamo)[:_]\w+)(?:\{(.*)\})?\s+([-+0-9.eE]+|NaN|[+-]?Inf)(?:\s+\d+)?\s*$"
-)
+_SAMPLE = re.compile(r"^\s*((?:sglang|vllm|trtllm|closeranks|dynamo)[:_]\w+)(?:\{(.*)\})?\s+(\S{1,40})(?:\s+\d+)?\s*$")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _KEPT = (
     "tp_rank",
@@ -45,7 +45,8 @@ class Prometheus:
         if "_bucket{" in line.text:
             return
         m = _SAMPLE.match(line.text)
-        if not m:
+        number = _finite(m[3]) if m else None
+        if m is None or number is None:
             return
         series = f"{m[1]}{{{m[2] or ''}}}"
         if series in self.seen:
@@ -54,17 +55,21 @@ class Prometheus:
         pairs = sorted(_LABEL.findall(m[2] or ""))
         labels = {k: v[:40] for k, v in pairs if k in _KEPT and re.fullmatch(r"\d*|[a-z_]{0,24}", v)}
         rest = repr([pair for pair in pairs if pair[0] not in labels])
-        number = float(m[3])
         digest = f"{crc32(rest.encode()):08x}"
-        if number == number:
-            name = re.sub(r"^(sglang|vllm|trtllm|closeranks|dynamo)_", r"\1:", m[1])
-            yield Metric(
-                src=line.src, time=line.time, name=name, labels=labels, value=number, scrape=self.scrape, other=digest
-            )
+        name = re.sub(r"^(sglang|vllm|trtllm|closeranks|dynamo)_", r"\1:", m[1])
+        yield Metric(
+            src=line.src, time=line.time, name=name, labels=labels, value=number, scrape=self.scrape, other=digest
+        )
 
     def end(self) -> Iterable[Fact]:
         """Nothing waits."""
         return ()
+
+
+def _finite(text: str) -> float | None:
+    """A sample's value; None for NaN and infinities, which are no count, and for one that was cut off."""
+    number = float(text) if _NUMBER.fullmatch(text) else math.nan
+    return number if math.isfinite(number) else None
 
 
 class Loads:

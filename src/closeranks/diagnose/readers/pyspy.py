@@ -224,7 +224,7 @@ class PySpyTop:
     ABOUT = "py-spy top snapshots"
     TOKENS = ("%Own", "GIL: ", "%  ")
     open = False
-    _ROW = re.compile(r"^\s*([\d.]+)%\s+([\d.]+)%\s+[\d.]+s\s+[\d.]+s\s+([\w.<>:]+)\s+\(([^)]*)\)")
+    _ROW = re.compile(r"^\s*(\d+(?:\.\d+)?)%\s+(\d+(?:\.\d+)?)%\s+[\d.]+s\s+[\d.]+s\s+([\w.<>:]+)\s+\(([^)]*)\)")
 
     def line(self, line: Line) -> Iterable[Fact]:
         """One row."""
@@ -236,7 +236,7 @@ class PySpyTop:
                 "file": clean_file(m[4]),
             }
             yield Event(src=line.src, kind="top_row", data=data)
-        elif m := re.search(r"GIL: ([\d.]+)%, Active: ([\d.]+)%", line.text):
+        elif m := re.search(r"GIL: (\d+(?:\.\d+)?)%, Active: (\d+(?:\.\d+)?)%", line.text):
             yield Event(src=line.src, kind="top_head", data={"gil": float(m[1]), "active": float(m[2])})
 
     def end(self) -> Iterable[Fact]:

@@ -66,7 +66,7 @@ class Progress:
     TOKENS = ("%|", "% Completed |", "it/s]", "s/it]", "?it/s")
     open = False
     _BAR = re.compile(
-        r"([A-Za-z][^|\r\n]{0,120}?)?(\d{1,3})%(?: Completed )?\|(?:[^|]*\|)?\s*([\d.]+)([kMG]?)/([\d.]+)([kMG]?)\s*\[([\d:?]+)<([\d:?]+)"
+        r"([A-Za-z][^|\r\n]{0,120}?)?(\d{1,3})%(?: Completed )?\|(?:[^|]*\|)?\s*(\d+(?:\.\d+)?)([kMG]?)/(\d+(?:\.\d+)?)([kMG]?)\s*\[([\d:?]+)<([\d:?]+)"
     )
     _WORK = (
         ("grammar", r"(?i)fsm|grammar|regex|schema|guide"),
