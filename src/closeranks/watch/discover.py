@@ -321,14 +321,25 @@ class Finder:
         self.engines: tuple[EngineSeen, ...] = ()
         self._pids, self._ports = frozenset(wanted_pids), frozenset(wanted_ports)
         self._fixed: dict[tuple[int, int, int, int], tuple[float, EngineSeen]] = {}
+        self._settled = False
+        """Looking again at the same table gave the same engines, and all is known of them."""
 
     def find(self) -> tuple[EngineSeen, ...]:
         """Scan /proc. Blocking, and may hang with a process that does: call it in a thread."""
         watched = [p.pid for e in self.engines for p in e.procs]
-        self.table = procfs.scan(self.table, watched)
-        found = self._told_apart([self._complete(engine) for engine in group(self.table, self.engines)])
-        self.engines = tuple(e for e in found if self._wanted(e))
-        return self.engines
+        table = procfs.scan(self.table, watched)
+        same = table == self.table
+        self.table = table
+        if same and self._settled:
+            return self.engines
+        candidates = group(table, self.engines)
+        if self._pids and not self._ports:  # what is nobody's to watch here is not read further
+            candidates = tuple(e for e in candidates if self._wanted(e))
+        complete = [self._complete(engine) for engine in candidates]
+        engines = tuple(e for e in self._told_apart(complete) if self._wanted(e))
+        self._settled = same and engines == self.engines and all(e.url is not None for e in complete)
+        self.engines = engines
+        return engines
 
     def _told_apart(self, engines: Sequence[EngineSeen]) -> list[EngineSeen]:
         """Two of one name (one port, in network namespaces of their own): who had it keeps it, for its life. What is

@@ -59,7 +59,7 @@ class Watch:
         self.client = Client(HTTP_S, settings.api_key)
         self.counters = CountersSignal(self.client)
         self.logs = LogSignal(dict(entry.partition("=")[::2] for entry in settings.log))
-        self.loads = LoadsSignal(self.client)
+        self.loads = LoadsSignal(self.client, self.counters)
         self.gpu = GpuSignal()
         self.probe = ProbeSignal(self.client, settings.probe, settings.probe_url)
         self.readers = [

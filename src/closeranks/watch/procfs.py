@@ -116,8 +116,15 @@ def scan(known: Mapping[int, Row], again: Iterable[int] = ()) -> dict[int, Row]:
         if new is not None:
             if old is not None and old.start_time == new.start_time and not new.argv:
                 new = msgspec.structs.replace(new, argv=old.argv)  # a zombie was somebody
-            table[pid] = new
+            table[pid] = old if old is not None and _alike(old, new) else new
     return table
+
+
+def _alike(old: Row, new: Row) -> bool:
+    """Whether nothing has changed but whether it runs at the moment: then the old row stays, and tables that are alike
+    are told so quickly."""
+    ended = {old.state, new.state} & {"Z", "X"}
+    return old == (new if ended else msgspec.structs.replace(new, state=old.state))
 
 
 def main_thread(pid: int) -> MainThread | None:

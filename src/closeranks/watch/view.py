@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from closeranks.watch.snapshot import Blind, EngineSeen, Proc, Signal, Snapshot, State, Values
 from closeranks.watch.tracks import Key, Track
@@ -69,6 +70,10 @@ class View:
 
     def busy(self) -> list[Track]:
         """The ranks' stage seconds (SGLang), which every turn of a loop makes grow."""
+        return self._busy
+
+    @cached_property
+    def _busy(self) -> list[Track]:
         return [
             track
             for (signal, key, field), track in self.tracks.items()

@@ -16,29 +16,29 @@ from closeranks.watch.snapshot import Blind, EngineSeen, Values
 from closeranks.watch.snapshot import Signal as SignalName
 
 # metric → field; several series of one name are summed
-_SGLANG = {
-    "generation_tokens_total": "tokens",
-    "num_requests_total": "finished",
-    "num_aborted_requests_total": "aborted",
-    "num_bootstrap_failed_reqs_total": "unconnected",
-    "num_transfer_failed_reqs_total": "unsent",
-    "num_running_reqs": "running",
-    "num_queue_reqs": "waiting",
-    "num_paused_reqs": "paused",
-    "num_prefill_bootstrap_queue_reqs": "bootstrap",
-    "num_prefill_inflight_queue_reqs": "inflight",
-    "num_decode_prealloc_queue_reqs": "prealloc",
-    "num_decode_transfer_queue_reqs": "transfer",
-    "num_retracted_reqs": "retracted",
+_FIELDS = {
+    b"sglang:generation_tokens_total": "tokens",
+    b"sglang:num_requests_total": "finished",
+    b"sglang:num_aborted_requests_total": "aborted",
+    b"sglang:num_bootstrap_failed_reqs_total": "unconnected",
+    b"sglang:num_transfer_failed_reqs_total": "unsent",
+    b"sglang:num_running_reqs": "running",
+    b"sglang:num_queue_reqs": "waiting",
+    b"sglang:num_paused_reqs": "paused",
+    b"sglang:num_prefill_bootstrap_queue_reqs": "bootstrap",
+    b"sglang:num_prefill_inflight_queue_reqs": "inflight",
+    b"sglang:num_decode_prealloc_queue_reqs": "prealloc",
+    b"sglang:num_decode_transfer_queue_reqs": "transfer",
+    b"sglang:num_retracted_reqs": "retracted",
+    b"vllm:generation_tokens_total": "tokens",
+    b"vllm:prompt_tokens_total": "prompted",
+    b"vllm:request_success_total": "finished",
+    b"vllm:nixl_num_failed_transfers_total": "lost",
+    b"vllm:num_requests_running": "running",
+    b"vllm:num_requests_waiting": "waiting",
 }
-_VLLM = {
-    "generation_tokens_total": "tokens",
-    "prompt_tokens_total": "prompted",
-    "request_success_total": "finished",
-    "nixl_num_failed_transfers_total": "lost",
-    "num_requests_running": "running",
-    "num_requests_waiting": "waiting",
-}
+_STAGES = {b"sglang:scheduler_stage_seconds_total": "busy_", b"sglang:scheduler_idle_seconds_total": "idle_"}
+_FETCHES = b"vllm:num_requests_kv_fetch_by_stage"
 _ENDS = ("aborted", "unconnected", "unsent", "errored", "lost")
 """Requests that were given up, or whose hand-over failed."""
 QUEUES = ("bootstrap", "inflight", "prealloc", "transfer")
@@ -65,36 +65,29 @@ def parse(body: bytes) -> dict[str, float]:
     single: dict[tuple[str, tuple[tuple[bytes, bytes], ...]], float] = {}
     found: dict[str, float] = {}
     for line in body.splitlines():
-        if line.startswith(b"sglang:"):
-            table, rest = _SGLANG, line[7:]
-        elif line.startswith(b"vllm:"):
-            table, rest = _VLLM, line[5:]
-        else:
+        cut = line.find(b"{")
+        name = line[: cut if cut >= 0 else line.find(b" ")]
+        field, stage = _FIELDS.get(name), _STAGES.get(name)
+        if field is None and stage is None and name != _FETCHES:  # nearly all lines end here
             continue
-        cut = rest.find(b"{")
-        name = rest[: cut if cut >= 0 else rest.find(b" ")].decode("ascii", "replace")
-        field = table.get(name)
-        stage = name in ("scheduler_stage_seconds_total", "scheduler_idle_seconds_total")
-        if field is None and not (stage and table is _SGLANG) and name != "num_requests_kv_fetch_by_stage":
-            continue
-        end = rest.rfind(b"}")
+        end = line.rfind(b"}")
         try:
-            value = float(rest[end + 1 :].split()[0] if end >= 0 else rest.split()[1])
+            value = float(line[end + 1 :].split()[0] if end >= 0 else line.split()[1])
         except (ValueError, IndexError):
             continue
         if not math.isfinite(value):  # a NaN would differ from itself at every look, and pass for an advance
             continue
-        labels = dict(_LABEL.findall(rest[cut : end + 1])) if cut >= 0 else {}
+        labels = dict(_LABEL.findall(line[cut : end + 1])) if cut >= 0 else {}
         ended = labels.get(b"finished_reason")
         if ended == b"abort":
             continue
         if ended == b"error" and field == "finished":
             field = "errored"
-        if stage:
+        if stage is not None:
             rank = b"_".join(labels[k] for k in (b"dp_rank", b"pp_rank", b"tp_rank") if k in labels).decode(
                 errors="replace"
             )
-            key = ("busy_" if "stage" in name else "idle_") + (rank or "0")
+            key = stage + (rank or "0")
             if key not in found and len(found) >= MANY_RANKS:
                 continue
             found[key] = found.get(key, 0.0) + value
@@ -142,6 +135,7 @@ class CountersSignal:
         self.answers: dict[str, tuple[float, Answer]] = {}
         """Engine → when and how its server answered last; the `http` signal is read from here."""
         self._before: dict[str, dict[str, float]] = {}
+        self._turning: set[str] = set()
 
     async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
         """One page per engine, all at once."""
@@ -151,9 +145,10 @@ class CountersSignal:
     async def _one(self, engine: EngineSeen) -> tuple[str, Values | Blind]:
         if engine.url is None:
             return engine.name, NO_ADDRESS
-        answer = await self._client.get(f"{engine.url}/metrics")
+        answer = await self._client.poll(f"{engine.url}/metrics")
         at = time.monotonic()
         self.answers[engine.name] = (at, answer)
+        self._turning.discard(engine.name)
         if not answer.ok:
             hint = (
                 ": start the engine with --enable-metrics" if answer.status == 404 and engine.kind == "sglang" else ""
@@ -163,8 +158,16 @@ class CountersSignal:
         values = await asyncio.to_thread(parse, answer.body) if len(answer.body) > ASIDE_BYTES else parse(answer.body)
         if not values:
             return engine.name, Blind("/metrics has none of the known names")
-        values = self._before[engine.name] = steady(values, self._before.get(engine.name, {}))
+        before = self._before.get(engine.name, {})
+        busy = [name for name in values if name.startswith("busy_")]
+        if busy and all(values[name] > before.get(name, values[name]) for name in busy):
+            self._turning.add(engine.name)
+        values = self._before[engine.name] = steady(values, before)
         return engine.name, {**values, "held": held(values), "at": at}
+
+    def turns(self, name: str) -> bool:
+        """Whether the seconds of this engine's loops were read at the last look, and had grown."""
+        return name in self._turning
 
     def keep(self, name: str, body: bytes) -> None:
         """Remember a page for a bundle."""

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from closeranks.watch.signals import NO_ADDRESS, Readings
+from closeranks.watch.signals.counters import CountersSignal
 from closeranks.watch.signals.fetch import Client
 from closeranks.watch.snapshot import Blind, EngineSeen, Values
 from closeranks.watch.snapshot import Signal as SignalName
@@ -22,6 +23,10 @@ _QUEUES = {
     "decode_prealloc_queue_reqs": "prealloc",
     "decode_transfer_queue_reqs": "transfer",
 }
+
+
+SELDOM_S = 10.0
+"""Between two questions to an engine whose counters tell the same."""
 
 
 def parse(answer: Any) -> dict[str, float] | None:
@@ -59,18 +64,33 @@ class LoadsSignal:
     every_s = 3.0
     limit_s = 8.0
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, counters: CountersSignal | None = None) -> None:
+        self._client, self._counters = client, counters
         self.bodies: dict[str, bytes] = {}
+        self._last: dict[str, tuple[float, Values | Blind]] = {}
+        """Engine → when it was asked last, and what came."""
 
     async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
-        """SGLang engines only."""
-        return dict(await asyncio.gather(*(self._one(e) for e in engines if e.kind == "sglang")))
+        """SGLang engines only. One that is not under suspicion and whose loops are seen to turn by its counters, which
+        tell more and sooner, is asked less often; in between its last answer stands, with its time."""
+        now, found = time.monotonic(), Readings()
+        asked = []
+        for engine in (e for e in engines if e.kind == "sglang"):
+            when, last = self._last.get(engine.name, (-1e9, NO_ADDRESS))
+            turns = self._counters is not None and self._counters.turns(engine.name)
+            if turns and engine.name not in urgent and now - when < SELDOM_S and not isinstance(last, Blind):
+                found[engine.name] = last
+            else:
+                asked.append(engine)
+        for name, values in await asyncio.gather(*(self._one(engine) for engine in asked)):
+            self._last[name] = (now, values)
+            found[name] = values
+        return found
 
     async def _one(self, engine: EngineSeen) -> tuple[str, Values | Blind]:
         if engine.url is None:
             return engine.name, NO_ADDRESS
-        answer = await self._client.get(f"{engine.url}/v1/loads")
+        answer = await self._client.poll(f"{engine.url}/v1/loads")
         values = parse(answer.json()) if answer.ok else None
         if values is None:
             return engine.name, Blind(f"/v1/loads: {answer.said if not answer.ok else 'not the known form'}")

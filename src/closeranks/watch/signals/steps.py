@@ -58,7 +58,7 @@ class StepsSignal:
         found: Readings = {}
         ours = [e for e in engines if e.kind == "closeranks"]
         for url in sorted({e.url for e in ours if e.url}):
-            page = await self._client.get(f"{url}/metrics")
+            page = await self._client.poll(f"{url}/metrics")
             health = await self._client.get(f"{url}/health")
             at = time.monotonic()
             values = parse(page.body)
