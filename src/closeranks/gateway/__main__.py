@@ -20,7 +20,7 @@ import uvloop
 
 from closeranks.gateway import app, logs, server, service, settings
 from closeranks.gateway.engines import CurveKeyError
-from closeranks.lifeline import PARENT, end_with_parent
+from closeranks.lifeline import BEAT_S, PARENT, Heart, end_with_parent
 from closeranks.output import make_unfailing
 
 log = structlog.get_logger()
@@ -33,6 +33,11 @@ async def serve(given: settings.Settings) -> int:
     place = Path(given.run_dir) / "gateway.json"
     sock = _bind(given, place)
     gateway = service.Gateway(given)
+    heart = Heart()
+
+    def beat() -> None:
+        heart.beat()
+        loop.call_later(BEAT_S, beat)
 
     def signalled() -> None:
         if stop.is_set():  # asked twice
@@ -42,6 +47,7 @@ async def serve(given: settings.Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     gateway.start()
+    beat()
     http = server.make(app.make(gateway), given)
     serving = asyncio.create_task(http.serve(sockets=[sock]))
     port = sock.getsockname()[1]
