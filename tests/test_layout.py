@@ -20,7 +20,7 @@ ARROWS: dict[str, set[str] | None] = {
     "diagnose": {"catalog", "evidence"},
     "engine.leader": {"protocol", "faults", "lifeline", "output"},
     "engine.rank": {"protocol", "faults", "lifeline", "output"},
-    "supervise": {"evidence", "faults", "lifeline"},
+    "supervise": {"evidence", "faults", "lifeline", "output"},
     "gateway": {"codec", "protocol", "catalog", "faults", "lifeline", "output"},
     "watch": {"evidence", "diagnose", "supervise"},
     "lab": {"supervise"},
