@@ -130,7 +130,7 @@ def test_flight_recorder(as_pickle: bool) -> None:
     }  # fmt: skip
     data = pickle.dumps(dump) if as_pickle else json.dumps(dump)
     c = one(data, Collective, "nccl_trace_rank_5")
-    assert (c.op, c.seq, c.numel_in, c.group, c.who.rank, c.state) == ("allreduce", 9, 32, "tp", 5, "started")
+    assert (c.op, c.seq, c.numel_in, c.group, c.who.rank, c.state) == ("allreduce", 9, 32, "tp 1", 5, "started")
 
 
 def test_a_cut_recorder_file_gives_what_is_whole() -> None:

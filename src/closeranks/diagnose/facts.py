@@ -142,7 +142,7 @@ class Collective(Fact, frozen=True, kw_only=True):
     origin: str  # watchdog, recorder, desync_report
     op: str  # lower case, without a backend prefix: allreduce, broadcast, allgather, …
     seq: int
-    group: str  # process group, "" when the line does not name it
+    group: str  # process group, "" when neither the line nor, for a watchdog's, one beside it names it
     numel_in: int | None = None
     numel_out: int | None = None
     state: str = ""  # scheduled, started, completed, timeout
@@ -150,6 +150,9 @@ class Collective(Fact, frozen=True, kw_only=True):
     p2p: bool = False
     timeout_ms: int | None = None
     dump: str = ""  # identity of the file or document it came from, for ranks without a number
+    place: int | None = None  # rank inside the group
+    numbered: bool = False  # `who.rank` is the rank of the job; otherwise it may be that inside the group
+    unsure: bool = False  # the scene took the group from other ranks' lines: the only one that is named there
 
     def says(self) -> str:
         size = f", {self.numel_in} elements" if self.numel_in is not None else ""
@@ -167,6 +170,7 @@ class GroupStatus(Fact, frozen=True, kw_only=True):
     completed: int
     failed_seq: int | None = None
     members: tuple[int, ...] = ()
+    place: int | None = None  # rank inside the group
 
     def says(self) -> str:
         return f"{self.who.label if self.who else 'a rank'}: enqueued {self.enqueued}, completed {self.completed}"

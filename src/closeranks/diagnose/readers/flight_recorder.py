@@ -7,7 +7,7 @@ from typing import Any
 
 from closeranks.diagnose.facts import Collective, Event, Fact, Frame, GroupStatus, Setting, Src
 from closeranks.diagnose.names import from_file
-from closeranks.diagnose.readers.nccl import op_name
+from closeranks.diagnose.readers.nccl import group_name, op_name
 from closeranks.diagnose.readers.pyspy import clean_file, clean_name
 
 TAIL = 400  # entries of one dump that are kept: the newest
@@ -42,20 +42,23 @@ class FlightRecorder:
                 if isinstance(group, dict):
                     ranks = re.findall(r"\d{1,6}", _listed(group.get("ranks")))
                     members[str(key)] = tuple(int(r) for r in ranks[:4096])
-                    names[str(key)] = _word(group.get("desc") or group.get("name") or key)
+                    names[str(key)] = group_name(_word(group.get("name") or key), _word(group.get("desc") or ""))
+        entries = dump.get("entries")
+        used = _groups_used(entries)
         status = dump.get("pg_status")
         if isinstance(status, dict):
             for key, counts in list(status.items())[:500]:
                 if isinstance(counts, dict):
+                    # Keys here are numbers of this rank's own, those of the configuration are names: entries hold both.
+                    named, name = used.get(str(key), (str(key), names.get(str(key), f"pg {_word(key)}")))
                     yield GroupStatus(
                         src=src,
                         who=who,
-                        group=names.get(str(key), f"pg {_word(key)}"),
+                        group=name,
                         enqueued=_int(counts.get("last_enqueued_collective")),
                         completed=_int(counts.get("last_completed_collective")),
-                        members=members.get(str(key), ()),
+                        members=members.get(named, ()),
                     )
-        entries = dump.get("entries")
         for entry in entries[-TAIL:] if isinstance(entries, list) else ():
             if isinstance(entry, dict) and {"profiling_name", "collective_seq_id", "state"} <= entry.keys():
                 yield self._entry(entry, src, who, identity)
@@ -63,7 +66,7 @@ class FlightRecorder:
     def _entry(self, e: dict[str, Any], src: Src, who: Any, identity: str) -> Collective:
         group = e.get("process_group")
         name = (
-            _word(group[1] or group[0])
+            group_name(_word(group[0]), _word(group[1] or ""))
             if isinstance(group, list | tuple) and len(group) > 1
             else f"pg {_word(e.get('pg_id'))}"
         )
@@ -96,6 +99,16 @@ class FlightRecorder:
             timeout_ms=_int(e.get("timeout_ms")),
             dump=identity,
         )  # fmt: skip
+
+
+def _groups_used(entries: object) -> dict[str, tuple[str, str]]:
+    """This rank's number of a group → the group's name in the configuration, and what it is called here."""
+    out: dict[str, tuple[str, str]] = {}
+    for e in entries[-TAIL:] if isinstance(entries, list) else ():
+        group = e.get("process_group") if isinstance(e, dict) else None
+        if isinstance(group, list | tuple) and len(group) > 1 and isinstance(e.get("pg_id"), int | str):
+            out[str(e["pg_id"])] = str(group[0]), group_name(_word(group[0]), _word(group[1] or ""))
+    return out
 
 
 def _word(found: object, extra: str = "") -> str:

@@ -11,6 +11,10 @@ from closeranks.diagnose.lines import Line
 from closeranks.diagnose.readers._signatures import Sig, SignatureReader
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_CELL = re.compile(
+    r"-?\d+(?:\.\d+)? ?(?:%|W|MiB|MHz|C|J)?|\[?(?:N/A|Not Supported|Unknown Error|GPU requires reset)\]?|"
+)
+_MEASURED = ("utilization", "power", "memory", "temperature", "clocks")
 
 
 def _number(text: str) -> float | None:
@@ -41,7 +45,7 @@ class NvidiaSmi:
             return
         if self.open and self.columns:
             cells = [c.strip() for c in text.split(",")]
-            if len(cells) == len(self.columns) and any(_number(c) is not None for c in cells[1:] or cells):
+            if len(cells) == len(self.columns) and self._measures(cells):
                 yield self._csv(line, cells)
                 self.row += 1
             elif text:
@@ -58,6 +62,11 @@ class NvidiaSmi:
                 util=float(m[6]),
             )
             self.plain += 1
+
+    def _measures(self, cells: list[str]) -> bool:
+        """Whether this is a row of the table and no other line with as many commas."""
+        measured = [c for name, c in zip(self.columns, cells, strict=True) if name.startswith(_MEASURED)]
+        return any(_number(c) is not None for c in measured) and all(_CELL.fullmatch(c) for c in measured)
 
     def _csv(self, line: Line, cells: list[str]) -> Gpu:
         by = dict(zip(self.columns, cells, strict=True))

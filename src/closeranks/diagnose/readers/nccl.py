@@ -12,7 +12,10 @@ _WORK = re.compile(
     r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)(?:, NumelIn=(\d+), NumelOut=(\d+))?(?:, Timeout\(ms\)=(\d+))?\)"
 )
 _STATUS = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+), last completed (?:NCCL )?work: (-?\d+)")
-_GROUP = re.compile(r"\[PG (?:ID )?(\d+)(?: \(?PG GUID (\d+)(?:\s*\((\w+)\))?\)?| \((\w+)\))?(?: Rank (\d+))?\]?")
+_GROUP = re.compile(
+    r"\[PG (?:ID )?(\d+)"
+    r"(?: \(?PG GUID ([\w.:-]{1,60})(?:\s*\(([^()]{0,80})\))?\)?| \(([^()]{0,80})\))?(?: Rank (\d+))?\]?"
+)
 _TRACE = re.compile(r"^#(\d+) (\S+) from (\S+?):(\d+)")
 
 
@@ -53,7 +56,8 @@ class Watchdog:
         text = line.text
         if m := _WORK.search(text):
             inner = re.search(r"\[Rank (\d+)\]|Rank (\d+)\]", text)
-            who = line.who or (Who(kind="torch", family="torch", rank=int(inner[1] or inner[2])) if inner else None)
+            place = int(inner[1] or inner[2]) if inner else None
+            who = line.who or (Who(kind="torch", family="torch", rank=place) if inner else None)
             group = _GROUP.search(text)
             found = Collective(
                 src=line.src,
@@ -69,6 +73,8 @@ class Watchdog:
                 state="timeout",
                 p2p=m[2] in ("SEND", "RECV")
                 or (m[2] == "COALESCED" and m[3] == m[4]),  # of collectives sizes are known
+                place=place,
+                numbered=bool(re.match(r"\s*\[rank\d+\]:", text)),
             )
             yield found
         elif m := _STATUS.search(text):
@@ -83,6 +89,7 @@ class Watchdog:
                 enqueued=int(m[1]),
                 completed=int(m[2]),
                 failed_seq=int(at[1]) if at else None,
+                place=int(group[5]) if group and group[5] else None,
             )
         elif "Stack trace of the failed collective" in text and "not found" not in text:
             self.open, self.trace, self.trace_rank = True, [], line.who
@@ -107,8 +114,19 @@ class Watchdog:
         return iter(())
 
 
+def group_name(guid: str, description: str) -> str:
+    """A name of one process group: several may share a description (each tensor group of a Megatron job does), and most
+    have none. Only the default group's is its own."""
+    words = re.sub(r"[^\w.-]", "", description)[:60]
+    if words == "default_pg":
+        return words
+    return f"{words} {guid}" if words and words != "undefined" and words != guid else f"guid {guid}"
+
+
 def _group_name(m: re.Match[str]) -> str:
-    return m[3] or m[4] or (f"guid {m[2]}" if m[2] else f"pg {m[1]}")
+    if m[2]:
+        return group_name(m[2], m[3] or "")
+    return group_name(m[1], m[4]) if m[4] else f"pg {m[1]}"
 
 
 class FingerPrints:

@@ -7,43 +7,34 @@ from collections.abc import Iterator
 
 from closeranks.diagnose.facts import Collective, Event
 from closeranks.diagnose.rules import rule
-from closeranks.diagnose.rules._make import (
-    finding,
-)
+from closeranks.diagnose.rules._groups import Meeting, jobs, meetings, one_group, rank_of
+from closeranks.diagnose.rules._make import finding
 from closeranks.diagnose.scene import Scene
 from closeranks.diagnose.verdict import LIKELY, SHOWN, UNDETERMINED, Finding
 
 
-def _rank_of(c: Collective) -> str:
-    return c.who.label if c.who else c.dump or c.src.file
-
-
-def _latest(items: list[Collective]) -> dict[tuple[str, int], dict[str, Collective]]:
-    """(group, sequence) → rank → operation, for unfinished or timed-out collectives, not point-to-point."""
-    out: dict[tuple[str, int], dict[str, Collective]] = defaultdict(dict)
-    for c in items:
-        if not c.p2p and c.state != "completed":
-            out[c.group, c.seq][_rank_of(c)] = c
-    return out
-
-
 @rule(20, "DESYNC_DIFFERENT_COLLECTIVE", "one process group, one sequence number, different operations")
 def different_operation(scene: Scene) -> Finding | None:
-    for (group, seq), by in _latest(scene.collectives).items():
+    for m in meetings(scene):
+        seq, by = m.seq, m.by
         ops = {c.op for c in by.values()}
         if len(ops) < 2 or "coalesced" in ops:
             continue
-        absent = sorted(_members(scene, group) - {c.who.rank for c in by.values() if c.who and c.who.rank is not None})
+        absent = sorted(
+            _members(scene, m.group) - {c.who.rank for c in by.values() if c.who and c.who.rank is not None}
+        )
         return finding(
             "DESYNC_DIFFERENT_COLLECTIVE",
-            SHOWN,
-            f"In group {group or 'default'}, collective #{seq} is {' on some ranks and '.join(sorted(ops))} on others.",
+            SHOWN if m.named else LIKELY,
+            f"In group {m.group or 'default'}, collective #{seq} is {' on some ranks and '.join(sorted(ops))} on others.",
             by.values(),
             ranks={rank: f"{c.op} in {c.frames[-1].name}" if c.frames else c.op for rank, c in by.items()},
             missing=[f"rank {r}" for r in absent],
             mechanism="ranks took different branches; each waits for partners that will not come",
-            shown=[f"same group and sequence number, operations {', '.join(sorted(ops))}"],
-            likely=[f"the branch that the others did not take is in {f}" for f in _sites(by)],
+            shown=[
+                f"same {'group and ' if m.named else ''}sequence number, operations {', '.join(sorted(ops))}",
+            ],
+            likely=[*_group_words(m), *(f"the branch that the others did not take is in {f}" for f in _sites(by))],
             next_checks=[
                 "the missing ranks' recorder files"
                 if absent
@@ -71,6 +62,13 @@ def _fingerprints(scene: Scene) -> Iterator[Finding]:
         )
 
 
+def _group_words(m: Meeting) -> list[str]:
+    """What is to be said of a comparison that rests on ranks being of one group, which no line shows."""
+    return (
+        [] if m.named else ["that these ranks are of one group: sequence numbers of two groups mean nothing together"]
+    )
+
+
 def _sites(by: dict[str, Collective]) -> list[str]:
     return sorted({str(c.frames[-1]) for c in by.values() if c.frames})[:2]
 
@@ -82,7 +80,8 @@ def _members(scene: Scene, group: str) -> set[int]:
 
 @rule(20, "DESYNC_SAME_OP_SHAPE_OR_SEQ", "one process group, one sequence number, one operation, different sizes")
 def different_size(scene: Scene) -> Finding | None:
-    for (group, seq), by in _latest(scene.collectives).items():
+    for m in meetings(scene):
+        group, seq, by = m.group, m.seq, m.by
         ops = {c.op for c in by.values()}
         sizes = {c.numel_in for c in by.values() if c.numel_in is not None}
         if len(ops) != 1 or len(sizes) < 2 or ops & {"alltoall", "gather", "scatter", "send", "recv"}:
@@ -96,7 +95,7 @@ def different_size(scene: Scene) -> Finding | None:
         timeout_env = scene.env("SGLANG_REQ_WAITING_TIMEOUT", "SGLANG_REQ_RUNNING_TIMEOUT")
         return finding(
             "DESYNC_SAME_OP_SHAPE_OR_SEQ",
-            LIKELY if "coalesced" in ops else SHOWN,
+            LIKELY if "coalesced" in ops or not (m.named or m.implied) else SHOWN,
             f"{next(iter(ops))} #{seq}{f' of group {group}' if group else ''}: sizes differ: "
             + "; ".join(f"{k} elements on {v} rank{'s' if v > 1 else ''}" for k, v in counts.most_common(4))
             + (f" (odd: {', '.join(odd[:8])})" if odd else "."),
@@ -107,7 +106,7 @@ def different_size(scene: Scene) -> Finding | None:
             + (f": {ratio}" if ratio else ""),
             trigger=f"an abort that {', '.join(silent)} did not log" if silent and aborts else "",
             shown=["same operation and sequence number, different sizes"],
-            likely=["which rank-local decision made the batches differ"],
+            likely=["which rank-local decision made the batches differ", *_group_words(m)],
             decoys=[
                 "time-outs of other process groups, health-check failures and the exit that follows are downstream"
             ],
@@ -172,16 +171,17 @@ def _widths(sizes: list[int]) -> str:
 
 @rule(21, "UNDETERMINED DESYNC_SAME_OP_SHAPE_OR_SEQ", "one process group, one operation, sequence numbers apart")
 def different_sequence(scene: Scene) -> Finding | None:
-    late = [c for c in scene.collectives if c.origin == "watchdog" and not c.p2p]
-    status = {s.who.label: s for s in scene.group_status if s.who and s.failed_seq is not None}
+    late = [c for c in scene.collectives if c.origin == "watchdog" and not c.p2p and c.group]
     by_group: dict[str, dict[str, Collective]] = defaultdict(dict)
     for c in late:
-        rank = _rank_of(c)
-        group = c.group or (status[rank].group if rank in status else "")
-        by_group[group].setdefault(rank, c)
+        by_group[c.group].setdefault(rank_of(c), c)
     for group, by in by_group.items():
+        calls = [c for c in late if c.group == group]
+        if jobs(calls) != [calls] or not one_group(scene, calls):
+            continue
+        status = {s.who.label: s for s in scene.group_status if s.who and s.failed_seq is not None and s.group == group}
         same_op = len({(c.op, c.numel_in) for c in by.values()}) == 1
-        if not group or len(by) < 2 or not same_op or len({c.seq for c in by.values()}) < 2:
+        if len(by) < 2 or not same_op or len({c.seq for c in by.values()}) < 2:
             continue
         enqueued = {status[r].enqueued for r in by if r in status}
         agree = len(enqueued) == 1 and sum(r in status for r in by) > 1

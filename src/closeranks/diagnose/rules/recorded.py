@@ -15,10 +15,17 @@ from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 )
 def recorder_laggard(scene: Scene) -> Finding | None:
     by_group: dict[str, dict[str, GroupStatus]] = defaultdict(dict)
+    twice: set[str] = set()  # groups of which one rank tells two counts: of two moments, or of two jobs
     for s in scene.group_status:
         if s.failed_seq is None and s.enqueued >= 0:
-            by_group[s.group][s.who.label if s.who else str(s.src)] = s
+            rank = s.who.label if s.who else str(s.src)
+            known = by_group[s.group].setdefault(rank, s)
+            if (known.enqueued, known.members) != (s.enqueued, s.members):
+                twice.add(s.group)
+            by_group[s.group][rank] = s
     for group, ranks in by_group.items():
+        if len({s.members for s in ranks.values() if s.members}) > 1:
+            continue  # groups of one name with other members are several
         top = max(s.enqueued for s in ranks.values())
         behind = {r: s for r, s in ranks.items() if s.enqueued < top}
         waiting = [
@@ -37,7 +44,7 @@ def recorder_laggard(scene: Scene) -> Finding | None:
         return finding(
             "MISSING_PARTICIPANT",
             # Dumps are not simultaneous, and a live job's ranks are operations apart: a time-out tells them from that.
-            SHOWN if whole and scene.stalls else LIKELY,
+            SHOWN if whole and scene.stalls and group not in twice else LIKELY,
             f"{', '.join(behind)} enqueued {min(s.enqueued for s in behind.values())} operations of group {group}; the others wait in #{top}.",
             [*waiting[:3], *behind.values()],
             ranks={(c.who.label if c.who else c.dump): f"{c.op} #{c.seq}" for c in waiting},
@@ -72,6 +79,7 @@ def watchdogs_agree(scene: Scene) -> Finding | None:
     size = scene.flag_number("tp", "tp-size", "tensor-parallel-size") or max(ranks) + 1
     absent = [r for r in range(min(size, 4096)) if r not in ranks]
     silent = [r for r in absent if not any(c.who and c.who.rank == r for c in scene.collectives)]
+    size_words = "" if op in _OWN_SIZES else ", same size"
     where = f"{op} #{seq}{f' of group {group}' if group else ''}"
     evidence = [*list(ranks.values())[:5], *scene.group_status[:2]]
     if silent and len(silent) * 2 < size:
@@ -103,11 +111,13 @@ def watchdogs_agree(scene: Scene) -> Finding | None:
     return finding(
         "SYMMETRIC_WAIT",
         LIKELY,
-        f"All {len(ranks)} ranks time out in the same {where}, same size: no desync among them.",
+        f"All {len(ranks)} ranks time out in the same {where}{size_words}: no desync among them.",
         evidence,
         ranks={f"rank {r}": where for r in list(ranks)[:64]},
         mechanism="undetermined: the transport, a device that does not reach the operation, or a member outside these ranks",
-        shown=["same operation, sequence number and size on all ranks"],
+        shown=["same operation and sequence number on all ranks; each brings a size of its own to it"]
+        if op in _OWN_SIZES
+        else ["same operation, sequence number and size on all ranks"],
         next_checks=[
             "nvidia-smi utilisation and power per GPU",
             "ncclras twice",

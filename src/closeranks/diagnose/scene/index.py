@@ -61,6 +61,13 @@ def _former(e: Event, again: dict[str, Event]) -> bool:
     return b is not None and b.src > e.src and (e.time is None or b.time is None or b.time > e.time)
 
 
+def _distance(a: Fact, b: Fact) -> tuple[int, int]:
+    """How far apart two facts stand: those of one file are near, and what follows is nearer than what stands before."""
+    if a.src.file != b.src.file:
+        return 1, 0
+    return 0, b.src.line - a.src.line if b.src >= a.src else 1_000_000 + a.src.line - b.src.line
+
+
 @dataclass
 class Index:
     """The facts of one bundle, by kind."""
@@ -127,8 +134,34 @@ class Index:
 
     @cached_property
     def collectives(self) -> list[Collective]:
-        """Collectives of watchdogs, recorders and desync reports."""
-        return self.of(Collective)
+        """Collectives of watchdogs, recorders and desync reports.
+
+        A watchdog's line does not name its group. The line of the same rank about that sequence number does; where it
+        is lost, the only group that other ranks name for this number is taken, and the fact says so.
+        """
+        found = self.of(Collective)
+        status: dict[tuple[Who | None, int], list[GroupStatus]] = {}
+        for s in self.group_status:
+            if s.failed_seq is not None and s.group:
+                status.setdefault((s.who, s.failed_seq), []).append(s)
+        out: list[Collective] = []
+        for c in found:
+            if c.origin == "watchdog" and not c.group and (near := status.get((c.who, c.seq))):
+                s = min(near, key=lambda s: _distance(c, s))
+                # Without a number of the job two ranks of a log share theirs: only a line right beside it is its own.
+                if s.place in (None, c.place) and (c.numbered or _distance(c, s) <= (0, 6)):
+                    c = replace(c, group=s.group)
+            out.append(c)
+        named: dict[int, set[str]] = {}
+        for c in out:
+            if c.origin == "watchdog" and c.group:
+                named.setdefault(c.seq, set()).add(c.group)
+        return [
+            replace(c, group=next(iter(named[c.seq])), unsure=True)
+            if c.origin == "watchdog" and not c.group and len(named.get(c.seq, ())) == 1
+            else c
+            for c in out
+        ]
 
     @cached_property
     def group_status(self) -> list[GroupStatus]:
