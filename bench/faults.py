@@ -43,7 +43,8 @@ LATE = ("transfer.start:late,engine=prefill,rank=0,after=12,seconds=1",)
 @dataclass(frozen=True)
 class Row:
     """`where`: one command (`local`), on a small disk (`disk`), with some of its processes in a memory cgroup
-    (`memory`), two on one host (`apart`), two networks (`link`)."""
+    (`memory`), with a network device that can be taken away (`device`), two on one host (`apart`), two networks
+    (`link`)."""
 
     name: str
     wanted: str
@@ -130,6 +131,12 @@ def link(seconds: float, loss: float = 0.0, delay_s: float = 0.0) -> Callable[[S
     return strike
 
 
+def remove_device(served: Served) -> None:
+    """The ranks have each other's address on it."""
+    assert served.link is not None
+    served.link.close()
+
+
 def rows() -> list[Row]:
     made = []
     for engine in ("prefill", "decode"):
@@ -179,6 +186,7 @@ def rows() -> list[Row]:
         Row("link down 3 s", RIDES, strike=link(3, 1.0), where="link"),
         Row("link down 30 s", RESUMES, strike=link(30, 1.0), where="link", probe=False),
         Row("5 % loss and 100 ms delay", RIDES, strike=link(0, 0.05, 0.1), where="link"),
+        Row("network device of the ranks removed", RESUMES, strike=remove_device, where="device"),
         Row("disk full", RIDES, strike=fill_disk, where="disk"),
         Row("disk full for 6 s, a rank killed meanwhile", RESUMES, strike=fill_disk_and_kill, where="disk"),
         Row("memory pressure, the kernel kills a neighbour", RIDES, strike=squeeze(False), where="memory"),
@@ -201,10 +209,12 @@ def world(row: Row, model: Path, flags: Sequence[str]) -> Iterator[Served]:
             stack.callback(subprocess.run, ["umount", "-l", place], check=True)
             stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)
             tempfile.tempdir = place
-        if row.where in ("local", "disk", "memory"):
-            yield stack.enter_context(serve(model, *flags, *fault))
+        between = stack.enter_context(Link(f"crl{os.getpid() % 10000}")) if row.where in ("link", "device") else None
+        if row.where in ("local", "disk", "memory", "device"):
+            served = stack.enter_context(serve(model, *flags, *fault))
+            served.link = between
+            yield served
             return
-        between = stack.enter_context(Link(f"crl{os.getpid() % 10000}")) if row.where == "link" else None
         other = model
         if row.where == "mismatch":
             other = tiny.make(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crm-"))), seed=1)
@@ -285,7 +295,7 @@ def table(chosen: Sequence[Row], args: argparse.Namespace, place: Path) -> int:
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     bad = 0
     for row in chosen:
-        if row.where == "link" and not possible():
+        if row.where in ("link", "device") and not possible():
             print(f"| {row.name} | {row.wanted} | not run: needs root and /dev/net/tun | | | | | | |")
             continue
         if row.where == "memory" and not memory.possible():

@@ -39,6 +39,7 @@ def fault(name: str, rank: int = 1) -> dict[str, Any]:
         ("digest", "DESYNC_SAME_OP_SHAPE_OR_SEQ", "shown", "rank 1 of decode computed something else"),
         ("transfer_stuck", "KV_TRANSFER", "shown", "a transfer that neither ends nor fails"),
         ("bad_shares", "KV_TRANSFER", "shown", "damaged pages"),
+        ("unreachable", "KV_TRANSFER", "shown", "hand-overs that all failed at once"),
         ("unlike_ranks", "STARTUP", "shown", "another model"),
         ("grammar_stuck", "RUNTIME_LIBRARY_DEADLOCK", "likely", "compiling a grammar"),
         ("stuck", "MISSING_PARTICIPANT", "likely", "or for another that stood still"),

@@ -1,6 +1,6 @@
 """A link between this host's network and a namespace that can lose, delay, or swallow packets, on any kernel with TUN.
 
-    with Link("name") as link:              # 192.0.2.2 here, 192.0.2.1 in the namespace `link.namespace`
+    with Link("name") as link:              # 198.51.100.2 here, 198.51.100.1 in the namespace `link.namespace`
         link.set(loss=0.05, delay_s=0.1)
 
 Packets pass through a small process (this file run as a program), which draws from a fixed seed.
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-HERE, THERE = "192.0.2.2", "192.0.2.1"
+HERE, THERE = "198.51.100.2", "198.51.100.1"
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 PACKET = 2048
 
@@ -61,6 +61,10 @@ class Link:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the link away, with its devices and the namespace."""
         self._undo.close()
 
     def set(self, loss: float = 0.0, delay_s: float = 0.0) -> None:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.link import Link
+
 READY_S = 120.0
 
 
@@ -25,6 +27,7 @@ class Served:
         self.run_dir = run_dir
         self.log = log
         self.port = 0
+        self.link: Link | None = None
 
     @property
     def url(self) -> str:

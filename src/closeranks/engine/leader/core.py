@@ -34,6 +34,7 @@ from .fences import Fences
 from .handover import Handover
 from .pages import Pool
 from .peers import Peers
+from .reach import Reach
 from .rooms import Room, Rooms
 from .scheduler import Scheduler
 from .status import status
@@ -84,6 +85,7 @@ class Leader:
         self.page_bytes = 0
         self.handover = Handover(self)
         self.fences = Fences(self)
+        self.reach = Reach(self)
         self.peers = Peers(self)
         self.scheduler = Scheduler(self)
         self.admission = Admission(self)

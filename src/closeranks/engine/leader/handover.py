@@ -8,6 +8,7 @@ from ...protocol import Check, Checked, Ended, Grant, Progress, Quiet, RoomId, S
 from . import rooms as r
 from .events import ArrivedNote, ReleaseFirst, SayArrived, SayEnded, SayPeer, Settled
 from .peers import SILENT_S
+from .reach import TRANSFER
 from .rooms import Room
 
 if TYPE_CHECKING:
@@ -119,7 +120,12 @@ class Handover:
         if event.error and room.state in (r.PREFILL, r.SENDING):
             detail = f"transfer {event.transfer} of rank {event.rank} failed: {event.error}"
             leader.counters["failed_transfers"] += 1
-            leader.end(room, r.BAD, "peer", detail, retryable=True)
+            leader.end(room, r.BAD, TRANSFER, detail, retryable=True)
+            link = leader.peers.links.get(room.link)
+            if link is not None and link.instance == room.instance:
+                leader.reach.failed(link, detail)
+                if leader.state == "faulted":
+                    return
         if transfer.missing:
             return
         del self.transfers[event.transfer]
@@ -142,6 +148,9 @@ class Handover:
         """Decode has the pages: the prefill side of the room is over."""
         leader = self.leader
         if leader.rooms.move(room, r.ACK):
+            link = leader.peers.links.get(room.link)
+            if link is not None:
+                leader.reach.worked(link)
             leader.peers.forget(room)
             ended = Ended(room.id, "stop", "handed over", False, cached_tokens=room.cached)
             leader.out.append(SayEnded(room.gateway, ended))
@@ -161,6 +170,7 @@ class Handover:
             return
         if not leader.rooms.move(room, r.ARRIVED):
             return
+        leader.reach.worked(link)
         room.writable = False
         if message.flaw:
             leader.end(room, r.BAD, "peer", message.flaw, retryable=True)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from ...protocol import Beat, Dropped, End, Grant, Hello, Memory, Peer, Quiet, RoomId
 from . import rooms as r
 from .events import ArrivedNote, Dial, Hangup, SayArrived, SayPeer
+from .reach import TRANSFER
 from .rooms import Room
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Link:
         "back_at",
         "engine",
         "epoch",
+        "failing_since",
+        "failures",
         "fence",
         "fence_at",
         "fence_n",
@@ -58,6 +61,7 @@ class Link:
         "suspects",
         "undropped",
         "why",
+        "worked",
     )
 
     def __init__(self, name: str, at: float) -> None:
@@ -89,6 +93,12 @@ class Link:
         """Rooms into whose pages a failed write may still land."""
         self.undropped = 0
         """Bit per own rank that has to close its connection yet."""
+        # see reach.py
+        self.failures = 0
+        """Hand-overs that failed since the last one that worked."""
+        self.failing_since = at
+        self.worked = False
+        """Whether one has worked with this instance."""
 
 
 class Gone:
@@ -323,6 +333,8 @@ class Peers:
             leader.handover.acknowledge(room)
             return
         leader.end(room, r.PEER_END, message.reason, message.detail, message.retryable, tell_peer=False)
+        if message.reason == TRANSFER:
+            leader.reach.failed(link, message.detail)
 
     # ------------------------------------------------------------------------------------------- instances, parking
 
@@ -377,7 +389,8 @@ class Peers:
                 gone.rooms[room.id] = room
                 del link.rooms[room.id]
         self.proof(instance)
-        link.state, link.instance, link.met = DIALLED, 0, False
+        link.state, link.instance, link.met, link.failures = DIALLED, 0, False, 0
+        link.worked = False
 
     def reap(self, hello: Hello) -> None:
         """A Hello proves that its engine's epochs up to `ended_epoch` are dead."""

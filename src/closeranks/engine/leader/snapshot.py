@@ -18,11 +18,12 @@ from .handover import Handover, Transfer
 from .pages import Pool
 from .peers import Gone, Link, Peers
 from .radix import Cache
+from .reach import Reach
 from .rooms import Room, Rooms
 from .scheduler import Scheduler
 from .steps import OpenStep, Steps
 
-PARTS = (Leader, Admission, Rooms, Steps, Scheduler, Handover, Fences, Peers, Pool, Cache)
+PARTS = (Leader, Admission, Rooms, Steps, Scheduler, Handover, Fences, Reach, Peers, Pool, Cache)
 RECORDS = (Room, OpenStep, Transfer, Link, Gone)
 CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*PARTS, *RECORDS)}
 STRUCTS: dict[str, type] = {

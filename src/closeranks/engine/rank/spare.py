@@ -1,9 +1,11 @@
 """A rank that is nobody yet: it loads what every rank needs and waits on its standard input for settings."""
 
+import faulthandler
 import importlib
 import importlib.util
 import json
 import os
+import signal
 import sys
 
 import setproctitle
@@ -23,6 +25,7 @@ def wait() -> str | None:
         ValueError, KeyError: the line is not what a supervisor writes.
     """
     end_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # into its log; as a rank it has a file for that
     process.quiet_openmp()
     process.bound_primitives()
     setproctitle.setproctitle("closeranks::spare")
