@@ -66,9 +66,10 @@ def gateway(
     ready: bool = True,
     silent: bool = False,
     tcp: bool = False,
+    stderr: int | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
-    """Start leaders and a gateway; both are gone afterwards."""
+    """Start leaders and a gateway; both are gone afterwards. `stderr`: a descriptor in place of its log file."""
     folder.mkdir(parents=True, exist_ok=True)
     model = tiny.write(folder / "model")
     leaders = [Leader(f"ipc://{folder}/{role}{i}.sock", role, silent=silent) for i, role in enumerate(roles)]
@@ -86,7 +87,7 @@ def gateway(
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", PARENT: str(os.getpid())}
     with log.open("wb") as output:
         argv = [sys.executable, "-m", "closeranks.gateway", str(path)]
-        process = subprocess.Popen(argv, stdout=output, stderr=output, env=env)
+        process = subprocess.Popen(argv, stdout=output, stderr=output if stderr is None else stderr, env=env)
     try:
         wait_for(lambda: said.exists() or process.poll() is not None)
         assert process.poll() is None, log.read_text()

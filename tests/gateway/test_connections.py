@@ -162,3 +162,96 @@ def test_a_connection_is_closed_when_it_stays_idle_after_a_body_that_nobody_want
     raw.send(HEALTH)
     assert raw.read_all().count(b"HTTP/1.1 200") == 1
     raw.close()
+
+
+OFFERS = {
+    "h2c": b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n",
+    "websocket": b"Connection: keep-alive, Upgrade\r\nUPGRADE: websocket\r\nSec-WebSocket-Version: 13\r\n",
+}
+
+
+def offering(request: bytes, offer: str) -> bytes:
+    return request.replace(b"host: x\r\n", b"host: x\r\n" + OFFERS[offer])
+
+
+@pytest.mark.parametrize("offer", OFFERS)
+@pytest.mark.parametrize("cut", [0, 60, "body", "all"])
+def test_an_offer_of_another_protocol_is_ignored(impatient: Running, offer: str, cut: int | str) -> None:
+    """As Java's HttpClient sends it with every request to http://; what follows on the connection is served too."""
+    data = offering(post(chat(max_tokens=3, rid="one")), offer)
+    raw = Raw(impatient.port)
+    at = data.index(b"\r\n\r\n") + 4 if cut == "body" else len(data) if cut == "all" else int(cut)
+    rest = data[at:] + offering(HEALTH, offer) + offering(post(chat(max_tokens=2, rid="two", stream=True)), offer)
+    raw.send(data[:at])
+    time.sleep(0.02)
+    raw.send(rest)
+    answer = raw.read_until(b"[DONE]")
+    assert answer.count(b"HTTP/1.1 200") == 3
+    assert answer.index(b"chatcmpl-one") < answer.index(b'"ok":true') < answer.index(b"chatcmpl-two")
+    raw.close()
+
+
+def test_a_chunked_body_behind_such_an_offer_is_read(impatient: Running) -> None:
+    body = json.dumps(chat(max_tokens=2)).encode()
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n"
+    )
+    raw = Raw(impatient.port)
+    raw.send(offering(head, "h2c"))
+    assert raw.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 100")
+    raw.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) + HEALTH)
+    assert raw.read_until(b'"ok":true').count(b"HTTP/1.1 200") == 2
+    raw.close()
+
+
+def test_a_thousand_offers_in_one_packet(impatient: Running) -> None:
+    raw = Raw(impatient.port)
+    raw.send(b"".join(offering(HEALTH, "h2c") for _ in range(1000)))
+    raw.socket.shutdown(socket.SHUT_WR)
+    assert raw.read_all().count(b'"ok":true') > 0
+    raw.close()
+    assert call(impatient.url + "/health")[0] == 200
+
+
+@pytest.mark.parametrize("target", [b"x:80", b"/v1/models"])
+def test_a_tunnel_is_refused(impatient: Running, target: bytes) -> None:
+    raw = Raw(impatient.port)
+    raw.send(b"CONNECT %b HTTP/1.1\r\nhost: x\r\n\r\n" % target + HEALTH)
+    answer = raw.read_all()
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+    raw.close()
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"0\r\n" + b"A:b\r\n" * 10_000, b"0\r\na: " + b"b" * 50_000, b"1;" + b"x" * 50_000, b"0" * 50_000],
+    ids=["trailers", "one trailer", "extension", "size"],
+)
+def test_what_stands_around_a_chunked_body_is_bounded(impatient: Running, piece: bytes) -> None:
+    raw = Raw(impatient.port)
+    raw.send(CHUNKED + piece)
+    sent, answer = len(piece), b""
+    more = piece.partition(b"0\r\n")[2] or piece[-50_000:]
+    more = b"A:b\r\n" * 10_000 if b"A:b" in piece else more[-1:] * 50_000
+    try:
+        while sent < 10_000_000:
+            raw.send(more)
+            sent += len(more)
+        answer = raw.read_all()
+    except (ConnectionResetError, BrokenPipeError):
+        pass
+    assert sent < 10_000_000
+    assert not answer or b" 431 " in answer.split(b"\r\n")[0]
+    raw.close()
+
+
+def test_a_few_trailers_are_taken_and_count_for_nothing(impatient: Running) -> None:
+    body = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
+    raw = Raw(impatient.port)
+    raw.send(CHUNKED + b"%x;a=b\r\n%b\r\n0\r\nx-request-id: \xff\r\ntrailer: x\r\n\r\n" % (len(body), body) + HEALTH)
+    assert raw.read_until(b'"ok":true').count(b"HTTP/1.1 200") == 2
+    raw.close()

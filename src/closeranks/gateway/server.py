@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httptools
 import msgspec
 import structlog
 import uvicorn
@@ -29,13 +30,19 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
         """Armed with a timer while headers are incomplete, while an answered request still sends its body, and while
         bytes wait for a client that does not take them.
 
+        An offer to speak another protocol (`Upgrade: h2c` is what some clients send with every request) is declined by
+        ignoring it. The parser stops at such a head and skips its body, so the head is read again without the offer.
+
         uvicorn queues pipelined requests but forgets the one that it answers: `_running` is that one. Its client's
         end must reach it, and what is wrong with a later request is said after its answer, not into it.
         """
 
         _timer: asyncio.TimerHandle | None = None
         _in_headers = False
+        _in_body = False
         _header_bytes = 0
+        _frame_bytes = 0
+        """Since the last byte of a body: sizes and extensions of its chunks, and its trailers, which nobody reads."""
         _running: RequestResponseCycle | None = None
         _refusal: ApiError | None = None
         """Due after the answers that are under way; what the client sends meanwhile is thrown away."""
@@ -61,29 +68,73 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
             if self._refusal is not None:
                 return
             begun = self._in_headers
-            super().data_received(data)
+            self._frame_bytes += len(data)
+            self._feed(data)
             if self._in_headers:
                 self._header_bytes = self._header_bytes + len(data) if begun else len(data)
                 if self._header_bytes > settings.max_header_bytes:
                     said = f"request line and headers exceed {settings.max_header_bytes} bytes"
                     self._refuse(TooLarge(said, status=431, code="headers_too_large"))
+            elif self._frame_bytes > settings.max_header_bytes and self._in_body:
+                said = f"more than {settings.max_header_bytes} bytes around the body: sizes of chunks, trailers"
+                self._refuse(TooLarge(said, status=431, code="headers_too_large"))
             elif self._timer is None and self._answering is None and not self.transport.is_closing():
                 self._wait_for_more()  # the end of a body that was not wanted, or empty lines between requests
+
+        def _feed(self, data: bytes) -> None:
+            """To the parser, which calls the methods below."""
+            self._unset_keepalive_if_required()
+            left = memoryview(data)
+            try:
+                while left:
+                    try:
+                        self.parser.feed_data(left)
+                        return
+                    except httptools.HttpParserUpgrade as offer:
+                        left = left[offer.args[0] :]
+                        self._feed_again()
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+
+        def _feed_again(self) -> None:
+            """The head at which the parser stopped, without what made it stop."""
+            method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+            if method == b"CONNECT":
+                raise httptools.HttpParserInvalidMethodError("this is no proxy")
+            lines = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn makes it
+            self.parser.feed_data(b"\r\n".join([method + b" " + self.url + b" HTTP/" + version, *lines, b"", b""]))
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._in_headers = True
             self._arm(settings.header_timeout_s, self._slow_headers)
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._in_headers:
+                super().on_header(name, value)
+            # else a trailer: to keep it would let a client add to what has been checked, and without end
+
         def on_headers_complete(self) -> None:
+            if self.parser.should_upgrade():
+                return
             self._in_headers = False
-            self._header_bytes = 0
+            self._in_body = True
+            self._header_bytes = self._frame_bytes = 0
             self._disarm()
             super().on_headers_complete()
             if 0 < len(self.pipeline) <= PIPELINED:
                 self.flow.resume_reading()  # else nobody sees the client leave
 
+        def on_body(self, body: bytes) -> None:
+            self._frame_bytes = 0
+            super().on_body(body)
+
         def on_message_complete(self) -> None:
+            if self.parser.should_upgrade():
+                return
+            self._in_body = False
             super().on_message_complete()
             if self.cycle.response_complete:
                 self._disarm()
@@ -127,10 +178,11 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
             if running is not None and not (running is self.cycle and running.more_body):
                 self._refusal = self._refusal or error  # it is a later request that is wrong
                 return
-            if running is None or not running.response_started:
+            if (running is None and not self._in_body) or (running is not None and not running.response_started):
                 body = error.body()
                 head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
                 self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+            log.info("refused", client=self.client, status=error.status, code=error.code, why=error.message)
             self.transport.close()
             self._watch_unsent()
 
