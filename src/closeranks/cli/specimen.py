@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import signal
 import sys
 from pathlib import Path
@@ -23,7 +24,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="become the engine's launcher, as if started by hand (with --folder, --port)",
     )
+    parser.add_argument(
+        "--wait",
+        type=seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="until it is ready, and until it has set in (60 each)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
+
+
+def seconds(text: str) -> float:
+    """A positive finite number. Raises `argparse.ArgumentTypeError`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,10 +71,16 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the `with` below ends the specimen's processes
     try:
         with start(
-            args.name, world=args.world, folder=args.folder, port=args.port, once=args.once, fabric=args.fabric
+            args.name,
+            world=args.world,
+            folder=args.folder,
+            port=args.port,
+            once=args.once,
+            fabric=args.fabric,
+            timeout=args.wait,
         ) as running:
             _say(args.json, event="ready", pids=running.pids, helpers=running.helpers, port=running.port)
-            onset = running.wait_onset()
+            onset = running.wait_onset(args.wait)
             _say(args.json, event="onset", t=onset, log=str(running.log), expected=running.specimen.verdict_class)
             if args.capture:
                 _say(args.json, event="captured", folder=str(running.capture(args.capture)))

@@ -81,3 +81,9 @@ def test_the_command_lists_them_and_refuses_what_it_does_not_know() -> None:
     assert "different_collectives" in refused.stderr
     refused = subprocess.run([*command, "idle", "--world", "1"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
+    refused = subprocess.run([*command, "idle", "--wait", "nan"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    late = subprocess.run([*command, "idle", "--wait", "0.01"], capture_output=True, text=True, check=False)
+    assert late.returncode == 3
+    assert "did not come within 0.01 s" in late.stderr
+    assert "--wait" in late.stderr

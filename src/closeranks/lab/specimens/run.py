@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -67,8 +68,12 @@ class Running:
             left = deadline - time.monotonic()
             readable = left > 0 and select.select([self.event_fd], [], [], left)[0]
             if not readable or not self._read_events():
-                why = "in time" if not readable else "before its launcher ended"
-                raise SpecimenError(f"{self.specimen.name}: no {count} x {event!r} {why}.\n{self.log_tail()}")
+                why = f"within {timeout:g} s" if not readable else "before its launcher ended"
+                came = ", ".join(f"{n} x {name}" for name, n in Counter(e["event"] for e in self.events).items())
+                raise SpecimenError(
+                    f"{self.specimen.name}: {count} x {event!r} did not come {why} (came: {came or 'nothing'}); a busy "
+                    f"machine may need longer (--wait).\n{self.log_tail()}"
+                )
 
     def wait_ready(self, timeout: float = 60.0) -> None:
         """Block until the port is bound and every rank's loop has turned once."""
