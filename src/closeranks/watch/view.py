@@ -29,9 +29,8 @@ class View:
         found = self.snapshot.readings.get(signal, {}).get(key or self.engine.name)
         if found is None or isinstance(found, Blind):
             return None
-        head = self.engine.head
-        life = (head.pid, head.start_time) if signal == "log" and head is not None and "pid" in found else None
-        if life is not None and life != (found["pid"], found["start"]):
+        head = self.engine.head if signal == "log" and "pid" in found else None
+        if head is not None and (head.pid, head.start_time) != (found["pid"], found["start"]):
             return None
         return found if self.snapshot.at - float(found.get("at", self.snapshot.at)) <= FRESH_S else None
 

@@ -39,6 +39,7 @@ _FIELDS = {
 }
 _STAGES = {b"sglang:scheduler_stage_seconds_total": "busy_", b"sglang:scheduler_idle_seconds_total": "idle_"}
 _FETCHES = b"vllm:num_requests_kv_fetch_by_stage"
+_WANTED = frozenset({*_FIELDS, *_STAGES, _FETCHES})
 _ENDS = ("aborted", "unconnected", "unsent", "errored", "lost")
 """Requests that were given up, or whose hand-over failed."""
 QUEUES = ("bootstrap", "inflight", "prealloc", "transfer")
@@ -67,9 +68,9 @@ def parse(body: bytes) -> dict[str, float]:
     for line in body.splitlines():
         cut = line.find(b"{")
         name = line[: cut if cut >= 0 else line.find(b" ")]
-        field, stage = _FIELDS.get(name), _STAGES.get(name)
-        if field is None and stage is None and name != _FETCHES:  # nearly all lines end here
+        if name not in _WANTED:  # nearly all lines end here
             continue
+        field, stage = _FIELDS.get(name), _STAGES.get(name)
         end = line.rfind(b"}")
         try:
             value = float(line[end + 1 :].split()[0] if end >= 0 else line.split()[1])
