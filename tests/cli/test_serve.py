@@ -1,6 +1,8 @@
 """What `serve` refuses before it starts anything, and what it would start."""
 
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from closeranks.cli import main, serve
+from closeranks.cli._settings import SettingsError
 from closeranks.supervise.engine import Epoch
 from tests.e2e import tiny
 
@@ -100,3 +103,14 @@ def test_ranks_ask_for_huge_pages_unless_the_user_tunes_the_library(
     leader, *ranks = serve.plan("both", tmp_path, "tcp://127.0.0.1:1", 2, values)(Epoch(1, 1, 0), tmp_path)
     assert [r.env for r in ranks] == [{} if set_by_user else {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}] * 2
     assert leader.env == {}
+
+
+def test_sigusr1_writes_the_stacks_of_a_supervisor_and_ends_nothing(run_dir: Path) -> None:
+    program = "import os, sys, pathlib; from closeranks.cli import serve\n"
+    program += "serve.stacks_on_signal(pathlib.Path(sys.argv[1]))\ndef here(): os.kill(os.getpid(), 10)\nhere()"
+    run_dir.mkdir()
+    path = run_dir / "supervisor.stacks"
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=60)
+    assert "in here" in path.read_text()
+    with pytest.raises(SettingsError, match="cannot be used as run folder"):
+        serve.stacks_on_signal(run_dir / "none" / "supervisor.stacks")

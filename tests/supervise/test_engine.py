@@ -15,6 +15,7 @@ import pytest
 from closeranks.diagnose.judge import diagnose_paths
 from closeranks.faults import RECORD
 from closeranks.supervise import engine as engine_module
+from closeranks.supervise import loading, standing
 from closeranks.supervise.engine import Engine, Epoch, Program, State
 
 # A leader that beats, or a rank that waits; either does what its settings say to do at which epoch.
@@ -202,7 +203,7 @@ def test_epochs_go_on_after_a_new_supervisor(tmp_path: Path, program: str) -> No
 def test_a_stopped_rank_is_noticed_and_one_that_goes_on_is_not(
     tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "STOPPED_S", 1.5)
+    monkeypatch.setattr(standing, "STOPPED_S", 1.5)
 
     async def main() -> None:
         engine, seen = make(tmp_path, planned(program, lambda epoch, name: None))
@@ -358,3 +359,77 @@ def test_an_incident_says_that_it_was_a_drill(tmp_path: Path, program: str) -> N
         await drive(engine, seen, steps)
 
     asyncio.run(main())
+
+
+def test_what_cannot_be_removed_or_told_ends_no_epoch(
+    tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders of the past that stay, and a disk that for a while does not say what it has."""
+    monkeypatch.setattr(engine_module, "EPOCHS_KEPT", 0)
+    failing = False
+    real = Path.stat
+
+    def status(path: Path, **how: bool) -> os.stat_result:
+        if failing and path.is_relative_to(tmp_path / "run"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, **how)
+
+    def stays(path: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(Path, "stat", status)
+    monkeypatch.setattr(shutil, "rmtree", stays)
+    (tmp_path / "run" / "1").mkdir(parents=True)
+    (tmp_path / "run" / "epoch").write_text("1")
+
+    async def main() -> None:
+        nonlocal failing
+        engine, seen = make(tmp_path, planned(program, lambda epoch, name: None))
+
+        async def steps() -> None:
+            nonlocal failing
+            await until(seen, State.RUNNING)
+            assert engine.epoch.number == 2
+            failing = True
+            await asyncio.sleep(2.5 * engine_module.LOOK_S)
+            failing = False
+            await asyncio.sleep(2.5 * engine_module.LOOK_S)
+            assert engine.epoch.number == 2
+            assert engine.state is State.RUNNING
+            assert seen.empty()
+
+        await drive(engine, seen, steps)
+
+    asyncio.run(main())
+
+
+def test_while_it_loads_it_is_said_who_has_and_what_the_others_did(
+    tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loading, "EVERY_S", 0.3)
+
+    async def main() -> str:
+        engine, seen = make(tmp_path, planned(program, lambda epoch, name: None))
+        said = ""
+
+        async def steps() -> None:
+            nonlocal said
+            await until(seen, State.RUNNING)
+            (tmp_path / "run" / "1" / "rank1.log").write_text('{"event": "rank ready"}\n')
+            while "loaded=['rank1']" not in said:
+                await asyncio.sleep(0.1)
+                said += "".join(capfd.readouterr())
+            (tmp_path / "run" / "1" / "ready").touch()
+            await asyncio.sleep(3 * engine_module.LOOK_S)
+            capfd.readouterr()
+            await asyncio.sleep(3 * engine_module.LOOK_S)
+            assert "engine loads" not in "".join(capfd.readouterr())
+
+        await drive(engine, seen, steps)
+        return said
+
+    said = asyncio.run(main())
+    (line, *_) = [line for line in said.splitlines() if "loaded=['rank1']" in line]
+    assert "engine=prefill" in line
+    assert "s of CPU" in line.partition("rank0=")[2]
+    assert "rank1=" not in line

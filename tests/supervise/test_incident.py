@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,26 @@ def test_what_a_disk_does_not_take_is_named_and_the_rest_is_kept(tmp_path: Path)
     assert os.strerror(errno.ENAMETOOLONG) in manifest["missing"][never.name]
     assert manifest["files"].keys() == {"rank0.log"}
     assert (folder / "rank0.log").read_text() == "up\n"
+
+
+def test_where_no_thread_can_be_started_it_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> Path:
+        started = await child.start("rank0", ["sleep", "60"], tmp_path / "rank0.log")
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        try:
+            return await incident.write(tmp_path / "incidents", "by the test", [started], {}, [])
+        finally:
+            monkeypatch.undo()
+            await started.end(0)
+
+    manifest = json.loads((asyncio.run(main()) / "manifest.json").read_text())
+    assert manifest["reason"] == "by the test"
+    assert manifest["files"].keys() == {"rank0.log", "rank0.stacks.txt", "rank0.proc.txt"}
 
 
 def test_their_number_is_bounded_where_no_folder_can_be_finished(

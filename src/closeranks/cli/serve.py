@@ -6,11 +6,12 @@ gateway (`closeranks gateway`) on this or another host.
 
 import argparse
 import asyncio
+import faulthandler
 import fcntl
 import json
-import logging
 import math
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ from closeranks.engine.leader.settings import Settings as LeaderSettings
 from closeranks.engine.rank.settings import Settings as RankSettings
 from closeranks.gateway.engines import CurveKeyError, load_curve
 from closeranks.gateway.settings import Settings as GatewaySettings
-from closeranks.output import make_unfailing
+from closeranks.output import make_unblocking
+from closeranks.supervise import lines
 from closeranks.supervise.engine import Engine, Epoch, Plan, Program, State
 from closeranks.supervise.service import DRAIN_S, Service
 
@@ -119,10 +121,11 @@ def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
         check_gateway(values)
         if not args.dry_run:
             check_port(values.get("host", "127.0.0.1"), values.get("port", 8000))
-    make_unfailing()
-    logging.basicConfig(level=logging.INFO)
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    make_unblocking()
+    as_json = values.get("log_format") == "json"
+    lines.configure(sys.stderr, as_json)
     with locked(folder):
+        stacks_on_signal(folder / "supervisor.stacks")
         (folder / faults.RECORD).unlink(missing_ok=True)  # each service begins its drills anew
         if values.get("fault"):
             structlog.get_logger().warning("drill: faults will be injected", faults=values["fault"])
@@ -145,7 +148,7 @@ def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
         if args.dry_run:
             show(engines, gateway)
             return 0
-        service = Service(engines, gateway, sys.executable, folder, args.drain_s)
+        service = Service(engines, gateway, sys.executable, folder, args.drain_s, None if as_json else lines.for_people)
         return asyncio.run(service.run())
 
 
@@ -186,6 +189,13 @@ def _usable(folder: Path) -> Iterator[None]:
     except OSError as error:
         said = f"{folder} cannot be used as run folder ({error.strerror}): make room there, or give another --run-dir"
         raise _settings.SettingsError(said) from error
+
+
+def stacks_on_signal(path: Path) -> None:
+    """SIGUSR1 appends the stacks of all threads to `path`. Raises SettingsError."""
+    with _usable(path.parent):
+        file = path.open("a")
+    faulthandler.register(signal.SIGUSR1, file, all_threads=True)  # keeps the file open
 
 
 def convert(values: dict[str, Any], tp_size: int) -> str:

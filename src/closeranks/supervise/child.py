@@ -1,6 +1,7 @@
 """One child process: started in a session of its own, its output in a file, ended by pid and reaped."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,15 +20,21 @@ LOG_LIMIT = 64 * 2**20
 """Bytes of a child's log file before it is cut back (`trim`); the newest half is kept."""
 TRIM_AGAIN_S = 60.0
 """A log that could not be cut back (full or read-only disk) is left alone for so long."""
+LOOK_S = 0.05
+"""Between two looks for an end that nobody tells of."""
 
 
 @dataclass(slots=True)
 class Child:
-    """A started process. `exit_code` is None while it runs; negative: ended by that signal (as subprocess has it)."""
+    """A started process. `exit_code` is None while it runs; negative: ended by that signal (as subprocess has it).
+
+    Neither a thread nor a descriptor is needed to see and reap its end (asyncio's own children take one each): where
+    a machine has none left, what runs is supervised as ever.
+    """
 
     name: str
     log: Path
-    process: asyncio.subprocess.Process
+    process: "subprocess.Popen[bytes]"
     _trim_again: float = 0.0
 
     @property
@@ -36,33 +43,34 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        return self.process.returncode
+        return self.process.poll()
 
     async def wait(self) -> int:
         """Until it has ended and is reaped; its exit code."""
-        return await self.process.wait()
+        while (code := self.process.poll()) is None:
+            await _ended(self.process.pid)
+        return code
 
     def tell(self, line: bytes) -> None:
-        """Write a line to its standard input and close that; for a child that was started `listening`."""
+        """Write a short line to its standard input and close that; for a child that was started `listening`."""
         assert self.process.stdin is not None
-        self.process.stdin.write(line)
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:  # it has ended, as `wait` will say
+            pipe.write(line)
 
     def send(self, number: signal.Signals) -> None:
         """Signal it, if it still runs. The pid cannot have been reused: it is not reaped before `exit_code` is set."""
-        if self.process.returncode is None:
-            self.process.send_signal(number)
+        self.process.send_signal(number)
 
     async def end(self, patience_s: float) -> int:
         """SIGTERM, then SIGKILL (with SIGCONT's effect: a stopped process dies too) after `patience_s` seconds."""
-        if self.process.returncode is None and patience_s > 0:
+        if patience_s > 0:
             self.send(signal.SIGTERM)
             try:
-                return await asyncio.wait_for(self.process.wait(), patience_s)
+                return await asyncio.wait_for(self.wait(), patience_s)
             except TimeoutError:
                 pass
         self.send(signal.SIGKILL)
-        return await self.process.wait()
+        return await self.wait()
 
     def trim(self) -> None:
         """Keep the log bounded. The child appends (O_APPEND), so cutting the file under it is safe. Never raises for a
@@ -86,21 +94,46 @@ class Child:
 
 
 async def start(
-    name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None, listening: bool = False
+    name: str,
+    argv: Sequence[str],
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    listening: bool = False,
+    pass_fds: Sequence[int] = (),
 ) -> Child:
     """Start `argv` with stdout and stderr appended to `log`; `listening`: with a pipe to its standard input.
 
     A session of its own keeps a Ctrl-C at the terminal from reaching it before its supervisor has decided what ends
-    first. Raises OSError if the program or the log cannot be opened.
+    first. `pass_fds` are descriptors that it keeps. Raises OSError if the program or the log cannot be opened, or there
+    is no process or descriptor to be had.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
+        process = subprocess.Popen(  # noqa: ASYNC220 - asyncio's own call is this one, too
+            argv,
             stdin=subprocess.PIPE if listening else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env={**os.environ, PARENT: str(os.getpid()), **(env or {})},
             start_new_session=True,
+            pass_fds=pass_fds,
         )
     return Child(name, log, process)
+
+
+async def _ended(pid: int) -> None:
+    """Until a child of this process has ended, or, where there is no descriptor to wait on, for a moment."""
+    try:
+        watched = os.pidfd_open(pid)
+    except OSError:  # none left, or a kernel without
+        await asyncio.sleep(LOOK_S)
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        loop.add_reader(watched, ended.set)
+        await ended.wait()
+    except OSError:  # not even a place among the watched ones
+        await asyncio.sleep(LOOK_S)
+    finally:
+        loop.remove_reader(watched)
+        os.close(watched)

@@ -1,9 +1,9 @@
 """One engine under supervision: a leader and its ranks, replaced whole at any fault, under the next epoch.
 
-There is no partial repair. A leader or rank that ends, or a leader whose heartbeat stops, ends the epoch: evidence
-first (bounded), then every process of the epoch is killed and reaped, and only then the next epoch starts, with
-`ended_epoch` saying so. Peers rely on that: what a reaped process might have written, it has written. While an epoch
-serves, a spare process of each rank is kept ready for the next one.
+There is no partial repair. A leader or rank that ends or is stopped, or a leader whose loop does not turn (`standing`),
+ends the epoch: evidence first (bounded), then every process of the epoch is killed and reaped, and only then the next
+epoch starts, with `ended_epoch` saying so. Peers rely on that: what a reaped process might have written, it has
+written. While an epoch serves, a spare process of each rank is kept ready for the next one.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import json
 import secrets
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,18 +21,13 @@ from pathlib import Path
 
 import structlog
 
-from closeranks.evidence import capture
 from closeranks.faults import RECORD, read_record
-from closeranks.supervise import child, incident
+from closeranks.supervise import child, incident, loading, standing
 from closeranks.supervise.spares import Spares
 
 STORM_EPOCHS = 3
 STORM_S = 60.0
 """This many faulted epochs within this many seconds, none with a culprit, stop the engine."""
-HEARTBEAT_S = 3.5
-"""A leader that has not beaten for so long, and whose process stands still beside, has stopped."""
-STOPPED_S = 3.0
-"""A process that was stopped by a signal for so long ends the epoch; one that goes on earlier is ridden through."""
 LOOK_S = 0.5
 """Time between two looks at processes that run."""
 AGAIN_S = 2.0
@@ -181,9 +177,11 @@ class Engine:
 
     async def _watch(self, folder: Path, programs: list[Program]) -> str | None:
         """Until something ends or stands still: what it was. None: `stop` was called."""
-        heartbeat = Heartbeat(folder / "heartbeat")
+        leader = self.children[0]
+        loop = standing.Loop(leader.pid, standing.File(folder / "heartbeat", folder / f"{leader.name}.settings.json"))
+        stopped = {c.name: standing.Stopped(c.pid) for c in self.children}
+        progress = loading.Progress(self.name, self.children)
         ready = False
-        stopped: dict[str, float] = {}
         waits = {asyncio.create_task(c.wait(), name=c.name) for c in self.children}
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -197,34 +195,32 @@ class Engine:
                     return ", ".join(f"{c.name} {said_exit(c.exit_code)}" for c in ended)
                 for c in self.children:
                     c.trim()
-                    if not capture.is_stopped(c.pid):
-                        stopped.pop(c.name, None)
-                    elif time.monotonic() - stopped.setdefault(c.name, time.monotonic()) > STOPPED_S:
-                        return f"{c.name} has been stopped by a signal for {STOPPED_S} s"
-                silence = heartbeat.silence()
-                if silence is None:
-                    if not folder.exists():
-                        return f"{folder} has been removed: what runs without it cannot be supervised"
-                    continue
-                self._set(State.RUNNING)
-                if not ready and (folder / "ready").exists():
+                    if fault := stopped[c.name].fault():
+                        return f"{c.name} {fault}"
+                fault = await loop.fault()
+                if fault and leader.exit_code is None:
+                    return f"{leader.name} {fault}"
+                if is_gone(folder):
+                    return f"{folder} has been removed: what runs without it cannot be supervised"
+                if loop.begun:
+                    self._set(State.RUNNING)
+                if not ready and (at := made_at(folder / "ready")) is not None:
                     ready = True
-                    self._say_back(folder / "ready")
-                if ready:
-                    for program in programs:
-                        if program.spare and await self._spares.prepare(program.name, program.module, program.env):
-                            break  # one at a time: they take their time from those that serve
-                leader = self.children[0]
-                if silence > HEARTBEAT_S and await capture.stands_still(leader.pid) and leader.exit_code is None:
-                    return f"{leader.name} has not beaten for {silence:.1f} s and does not run"
+                    self._say_back(at)
+                if not ready:
+                    progress.say()
+                    continue
+                for program in programs:
+                    if program.spare and await self._spares.prepare(program.name, program.module, program.env):
+                        break  # one at a time: they take their time from those that serve
         finally:
             for task in (*waits, stop):
                 task.cancel()
 
-    def _say_back(self, ready: Path) -> None:
+    def _say_back(self, ready_at: float) -> None:
         """Once after a fault: how long it took, and how much of that the evidence."""
         if self._fault_at:
-            took = round(ready.stat().st_mtime - self._fault_at, 2)
+            took = round(ready_at - self._fault_at, 2)
             log.info("engine is back", engine=self.name, after_s=took, evidence_s=round(self._evidence_s, 2))
             self._fault_at = 0.0
 
@@ -253,14 +249,14 @@ class Engine:
         facts: dict[str, object] = {"engine": self.name, "epoch": self.epoch.number, "fault": fault}
         facts["detected"] = self._fault_at
         pids = [c.pid for c in self.children]
-        drill = [entry for entry in read_record(self._folder.parent / RECORD) if entry.get("pid") in pids]
-        if drill:
-            facts["drill"] = drill
-        extra = [*folder.glob("fault.json"), *sorted(folder.glob("*.stacks"))]
-        whole = sorted(folder.glob("log/*.crlog"))[-1:]  # a segment can be replayed by itself, a part of it cannot
         try:
+            drill = [entry for entry in read_record(self._folder.parent / RECORD) if entry.get("pid") in pids]
+            if drill:
+                facts["drill"] = drill
+            extra = [*folder.glob("fault.json"), *sorted(folder.glob("*.stacks"))]
+            whole = sorted(folder.glob("log/*.crlog"))[-1:]  # a segment can be replayed by itself, a part of it cannot
             self.last_incident = await incident.write(self.incidents, reason, self.children, facts, extra, whole)
-        except OSError as error:  # a full disk must not keep the engine down
+        except OSError as error:  # a full disk, no descriptor left: neither must keep the engine down
             log.error("incident folder could not be written", engine=self.name, error=str(error))
             return
         log.error("evidence kept", engine=self.name, incident=str(self.last_incident))
@@ -285,10 +281,15 @@ class Engine:
             self._changed(self)
 
     def _prune(self) -> None:
-        if self._folder.is_dir():
+        """Remove folders of epochs long past. One that stays is no reason to start none."""
+        try:
             past = sorted((p for p in self._folder.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
             for path in past[: -EPOCHS_KEPT or None]:
                 shutil.rmtree(path)
+        except FileNotFoundError:  # the first, or somebody else removes them too
+            return
+        except OSError as error:
+            log.warning("past epochs could not be removed", engine=self.name, error=str(error))
 
     def _last_epoch(self) -> int:
         try:
@@ -313,21 +314,19 @@ def said_exit(code: int | None) -> str:
     return f"exited with {code}" + (" (fault)" if code == FAULT else "")
 
 
-class Heartbeat:
-    """The leader touches a file once a second; only changes of its time count, read against this process's clock."""
+def is_gone(folder: Path) -> bool:
+    """Whether there certainly is no such folder; not where that cannot be told now."""
+    try:
+        return not stat.S_ISDIR(folder.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = 0
-        self._since = 0.0
 
-    def silence(self) -> float | None:
-        """Seconds since the last beat was noticed; None before the first, and while the file is not there."""
-        try:
-            beat = self._path.stat().st_mtime_ns
-        except FileNotFoundError:
-            return None
-        now = time.monotonic()
-        if beat != self._seen:
-            self._seen, self._since = beat, now
-        return now - self._since
+def made_at(path: Path) -> float | None:
+    """Unix time of a file's last change; None: there is none, or it cannot be told now."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

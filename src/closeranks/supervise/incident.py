@@ -3,14 +3,17 @@
 import asyncio
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from closeranks.evidence import capture
 from closeranks.supervise.child import Child
 
+T = TypeVar("T")
 KEPT = 20
 """Incident folders kept per engine; the oldest go first."""
 
@@ -37,7 +40,7 @@ async def write(
     alive = [child for child in children if child.exit_code is None]
     for child in alive:
         capture.ask_for_stacks(child.pid)  # into its own file, one of `extra`: for where py-spy may not read
-    stacks = await asyncio.gather(*(capture.stacks(child.pid) for child in alive))
+    stacks = await asyncio.gather(*(_stacks(child.pid) for child in alive))
     found: dict[str, bytes | Callable[[], bytes]] = {}
     for child, text in zip(alive, stacks, strict=True):
         found[f"{child.name}.stacks.txt"] = text.encode(errors="replace")
@@ -46,16 +49,45 @@ async def write(
         found[f"{child.name}.log"] = partial(capture.tail, child.log)
     found |= {path.name: partial(capture.tail, path) for path in extra}
     found |= {path.name: path.read_bytes for path in whole}
-    missing = await asyncio.to_thread(capture.write_files, folder, found)
+    missing = await _aside(partial(capture.write_files, folder, found))
     exits = {child.name: child.exit_code for child in children}
     pids = {child.name: child.pid for child in children}
     said = {"reason": reason, "pids": pids, "exit_codes": exits, **facts, **({"missing": missing} if missing else {})}
     try:
-        capture.write_manifest(folder, said)
+        await _aside(partial(capture.write_manifest, folder, said))
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
+
+
+async def _stacks(pid: int) -> str:
+    try:
+        return await capture.stacks(pid)
+    except RuntimeError as error:  # no thread to be had, which asyncio may take to wait for py-spy
+        return f"no stacks: {error}\n"
+
+
+async def _aside(work: Callable[[], T]) -> T:
+    """Do it in a thread, so that signals and other engines are not held by a slow disk; here, where there is none."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    result: list[T | BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            result.append(error)
+        loop.call_soon_threadsafe(done.set)
+
+    try:
+        threading.Thread(target=run, name="incident", daemon=True).start()
+    except RuntimeError:  # can't start new thread
+        return work()
+    await done.wait()
+    if isinstance(result[0], BaseException):
+        raise result[0]
+    return result[0]
 
 
 def _proc(pid: int) -> bytes:
