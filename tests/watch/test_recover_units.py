@@ -28,7 +28,7 @@ def service(base: int, port: int | None = 8000) -> tuple[EngineSeen, ...]:
     for engine in ("decode", "prefill"):
         lines += [f"closeranks::leader {engine}", *(f"closeranks::rank {engine} TP{n}" for n in range(2))]
     rows = [
-        row(base, 1, "/v/bin/python3 /v/bin/closeranks serve --tp-size 2"),
+        row(base, 1, "/v/bin/python3 /v/bin/closeranks serve --tp-size 2 --port 0"),
         row(base + 50, base, "closeranks::spare"),
     ]
     rows += [row(base + n, base, line) for n, line in enumerate(lines, 1)]

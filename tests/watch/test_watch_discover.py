@@ -127,8 +127,8 @@ def test_our_own_engines() -> None:
         row(12, 5, "closeranks::spare loaded"),
     )
     decode, prefill = group(found)
-    assert (decode.name, decode.role, len(decode.deciders)) == ("decode", "decode", 3)
-    assert (prefill.name, prefill.role, len(prefill.deciders)) == ("prefill", "prefill", 2)
+    assert (decode.name, decode.role, len(decode.deciders)) == ("decode-8000", "decode", 3), "the port it has unasked"
+    assert (prefill.name, prefill.role, len(prefill.deciders)) == ("prefill-8000", "prefill", 2)
     assert any(p.role == "gateway" for p in decode.procs)
 
 
@@ -146,6 +146,7 @@ def test_two_services_of_ours_keep_their_names_over_a_restart() -> None:
     assert [p.pid for p in found["decode-8001"].shared] == [11, 10]
     again = group(table(*lines(30, first)))
     assert [e.name for e in again] == ["decode-8001"]
+    assert [e.name for e in group(table(*lines(30, first.replace("8001", "0"))))] == ["decode"], "drawn by the system"
     twice = group(table(*lines(10, first), *lines(20, first)))
     assert [e.name for e in twice] == ["decode-pid10", "decode-pid20"], "two network namespaces can have one port"
     other = group(table(row(9, 1, "bash -c closeranks serve --port 8001"), *lines(10, first)[1:]))

@@ -292,9 +292,12 @@ def _ours(table: Mapping[int, Row]) -> Iterator[EngineSeen]:
 
 
 def _our_name(name: str, parent: Row | None) -> str:
-    """With the port of its service, where that was given: two services on a host have a `decode` each."""
-    port = flag(parent.argv, "--port") if parent is not None and serves_ours(parent.argv) else None
-    return f"{name}-{port}" if number(port, MOST_PORTS) else name
+    """With the port of its service: two services on a host have a `decode` each. Without one if the system drew it."""
+    if parent is None or not serves_ours(parent.argv):
+        return name
+    port = number(flag(parent.argv, "--port"), MOST_PORTS)
+    port = _PORTS["closeranks"] if port is None else port
+    return f"{name}-{port}" if port else name
 
 
 def _orphans(
