@@ -89,7 +89,8 @@ def gateway(
         argv = [sys.executable, "-m", "closeranks.gateway", str(path)]
         process = subprocess.Popen(argv, stdout=output, stderr=output if stderr is None else stderr, env=env)
     try:
-        wait_for(lambda: said.exists() or process.poll() is not None)
+        own = f'"pid":{process.pid}}}'  # one that was killed leaves its file
+        wait_for(lambda: (said.exists() and own in said.read_text()) or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         url = f"http://127.0.0.1:{json.loads(said.read_text())['port']}"
         if ready:

@@ -129,6 +129,9 @@ def test_no_prompt_and_no_answer_in_the_log(tmp_path: Path) -> None:
         line = next(json.loads(text) for text in log.splitlines() if "the-id" in text)
         assert line["output_tokens"] == 2
         assert line["status"] == 200
+        (served,) = call(running.url + "/v1/models")[2]["data"]
+        (ready,) = [json.loads(text) for text in log.splitlines() if "tokens can flow" in text]
+        assert ready["model"] == served["id"] != ""
 
 
 @pytest.mark.slow

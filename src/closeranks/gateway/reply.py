@@ -85,7 +85,7 @@ class Reply:
         self.on_bytes(choice, self.format.text(choice, text, entries))
 
     def on_bytes(self, choice: Choice, data: bytes) -> None:
-        if self.streams and data:
+        if self.streams and data and not self.done:  # an answer that another choice's error ended, has ended
             if choice.index not in self._started:
                 self._start(choice)
             self.ready.append(data)
@@ -93,6 +93,8 @@ class Reply:
 
     def on_finish(self, choice: Choice, end: End) -> None:
         self._open -= 1
+        if self.done:
+            return
         if end.reason not in ("stop", "length"):
             self.fail(from_end(end, self.rid))
             return
@@ -100,7 +102,7 @@ class Reply:
             if choice.index not in self._started:
                 self._start(choice)
             self.ready.append(self.format.finish(choice))
-        if self._open == 0 and not self.done:
+        if self._open == 0:
             if not self.streams:
                 self.ready.append(self.format.whole(self.choices, self.usage()))
             else:
@@ -127,6 +129,8 @@ class Reply:
 
     def comment(self, text: bytes) -> None:
         """A line that clients skip, to show that the stream lives."""
+        if self.done:
+            return
         self.ready.append(b": " + text + b"\n\n")
         self.wake.set()
 

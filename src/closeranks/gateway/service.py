@@ -19,6 +19,7 @@ from closeranks.gateway.metrics import Metrics
 from closeranks.gateway.reply import Reply
 from closeranks.gateway.resume import End, Request, Requests
 from closeranks.gateway.router import Router
+from closeranks.gateway.seen import Seen
 from closeranks.gateway.settings import Settings
 from closeranks.protocol import FromEngine, Output, Sampling
 
@@ -47,7 +48,11 @@ class Gateway:
         self.model: model.Model | None = None
         self.model_error = "the model is not loaded yet"
         self._usable = -math.inf
-        """When a pair of engines was last seen usable: for a while after, requests are taken on and wait."""
+        """When a pair of engines was last seen usable: for a while after, requests are taken on and wait. A gateway in
+        place of one that saw a pair begins as if it had seen it too: what is not there now, is recovering."""
+        self._seen = Seen(Path(settings.run_dir))
+        if self._seen.before():
+            self._usable = self.began
         self._resumed = 0
         self._ready = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -90,6 +95,7 @@ class Gateway:
             await asyncio.gather(self._tick, return_exceptions=True)
         for link in self._links.values():
             link.close()
+        self._seen.forget()
         self._context.term()  # within the links' linger: the last aborts are on their way
 
     # ---- requests
@@ -268,8 +274,9 @@ class Gateway:
         if ready == self._ready:
             return
         self._ready = ready
-        name = self.settings.served_model_name
+        name = self.model.name if self.model else self.settings.served_model_name
         if ready:
+            self._seen.note()
             where = {"url": f"http://{self.settings.host}:{self.settings.port}/v1"} if self.settings.port else {}
             log.info("ready, tokens can flow", model=name, **where)
         else:
