@@ -93,6 +93,7 @@ class Stack(Fact, frozen=True, kw_only=True):
     threads: tuple[Thread, ...]
     tool: str
     role: str = ""  # decode, prefill, or "" when frames do not tell
+    python: str = ""  # version of the interpreter, `3.12`
 
     @property
     def main(self) -> Thread | None:

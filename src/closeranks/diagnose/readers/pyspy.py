@@ -76,6 +76,7 @@ class PySpyText:
         self.frames: list[Frame] = []
         self.base = self.indent = -1
         self.started = False
+        self.python = ""
 
     def line(self, line: Line) -> Iterator[Fact]:
         """A header starts or extends a dump; a line that is neither header nor frame ends it."""
@@ -113,6 +114,8 @@ class PySpyText:
             return
         if self.head is not None and self._frame(text):
             return
+        if m := re.match(r"\s*Python v(\d\.\d{1,2})\.", text):
+            self.python = m[1]
         if not text.strip() or text.lstrip().startswith(("Python v", "Parent Process", "---", "Reason:")):
             return
         if self.head is None and self.title is not None:  # a header without threads yet, then something else
@@ -155,6 +158,7 @@ class PySpyText:
                 pid=self.pid,
                 threads=threads,
                 tool="py-spy",
+                python=self.python,
                 role=role_of(threads) or names.role_in_path(self.title or ""),
             )
         self.open = False

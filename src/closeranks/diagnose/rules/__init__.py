@@ -22,7 +22,7 @@ from functools import cache
 from msgspec.structs import replace
 
 from closeranks.diagnose.scene import Scene
-from closeranks.diagnose.verdict import Finding
+from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
 Found = Finding | Iterable[Finding] | None
 
@@ -62,6 +62,31 @@ def rules() -> tuple[Rule, ...]:
     return tuple(sorted(_RULES.values(), key=lambda r: (r.stage, r.name)))
 
 
+# Classes of what makes no tokens: shown only where none flow.
+STANDSTILLS = frozenset(
+    """DESYNC_DIFFERENT_COLLECTIVE DESYNC_SAME_OP_SHAPE_OR_SEQ MISSING_PARTICIPANT UNMATCHED_COLLECTIVE_OR_P2P PP_STALL
+    DEVICE_HANG RUNTIME_LIBRARY_DEADLOCK HOST_DEVICE_INTERLOCK GIL_DEADLOCK DEAD_PEER CRASH_LOOKS_LIKE_HANG STARTUP
+    HEALTH_FALSE_OK_ENGINE_DEAD UNSCHEDULABLE_REQUEST SCHEDULER_LIVELOCK IPC_OR_EXTERNAL_LOST""".split()  # noqa: SIM905
+)
+
+
+def guarded(scene: Scene, f: Finding) -> Finding:
+    """The finding, without its certainty where the engine that it speaks of makes tokens after all that it cites."""
+    if f.certainty != SHOWN or f.cls not in STANDSTILLS:
+        return f
+    mine = [e for e in scene.engines if e.name and e.name == f.engine]
+    own = scene.only(mine[0]) if mine else scene
+    if len({own.side(b) for b in own.batches} - {""}) > 1:
+        return f  # tokens of one engine say nothing about another, and which is meant is not told
+    cited = [e.time for e in f.evidence]
+    dated = [t for t in cited if t is not None]  # where a dump has no clock nothing is known to be later
+    if not (against := own.flows(max(dated) if len(dated) == len(cited) and dated else None)):
+        return f
+    return replace(
+        f, certainty=LIKELY, likely=[*f.likely, f"tokens flow beside it: {against[0].says()} ({against[0].src})"]
+    )
+
+
 def apply(scene: Scene) -> list[Finding]:
     """Findings of all rules, main first: by stage, shown before likely."""
     found: list[Finding] = []
@@ -70,6 +95,7 @@ def apply(scene: Scene) -> list[Finding]:
         if result is None:
             continue
         for f in [result] if isinstance(result, Finding) else result:
+            f = guarded(scene, f)
             found.append(replace(f, rule=r.name, stage=r.stage if f.stage is None else f.stage))
     order = {"shown": 0, "likely": 1, "undetermined": 2}
     return sorted(found, key=lambda f: (f.stage if f.stage is not None else 99, order[f.certainty]))

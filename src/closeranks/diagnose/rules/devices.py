@@ -30,10 +30,12 @@ def resident_kernel(scene: Scene) -> Finding | None:
     if nccl and len(nccl) == len(resident) and not empty:
         return None
     one_side = bool(empty) and not spin
-    # A kernel that works is resident, too, and waits in barriers: a second sign must say that it does so for long.
-    held = scene.ras or scene.spinning or scene.stalls or any(e.at(*DEVICE) for e in scene.engines)
+    # A kernel that works is resident, too, and waits in barriers: a second sign must say that it does so for long. A host
+    # that waits for its device is none: a live one does so in every step.
+    held = (scene.ras or any(scene.low_power(g) for g in scene.spinning) or scene.stalls) and not scene.live
     if one_side:
-        summary = f"Device {k.device} polls in {k.name} for a peer; device {empty[0].device} runs no kernel: its stream stopped before it got there."
+        other = f"device {empty[0].device}" if empty[0].device else "another device"
+        summary = f"Device {k.device} polls in {k.name} for a peer; {other} runs no kernel: its stream stopped before it got there."
         mechanism = "the idle device is the laggard; the spinning one only waits for it"
     else:
         summary = f"A kernel never ends: {k.name} on device {k.device}{', spinning on a barrier in shared memory' if spin else ''}."
@@ -64,18 +66,23 @@ def resident_kernel(scene: Scene) -> Finding | None:
 def driver_call_blocked(scene: Scene) -> Finding | None:
     for engine in scene.engines:
         inside = engine.at("module_load", "implicit_sync")
-        if not inside:
-            continue
+        own = scene.only(engine)
+        if not inside or any("tokens" in m.name for m in own.moving_counters):
+            continue  # an engine that works loads modules and frees memory, too
         others = [r for r in engine.ranks.values() if r not in inside]
-        spin, rest = scene.spinning, scene.resting
+        spin = scene.spinning
+        # One that rests among those that spin may be a rank's own; more than there are ranks are not in use.
+        rest = scene.resting if len(spin) + len(scene.resting) <= len(engine.ranks) else []
+        idle_spin = [g for g in spin if scene.low_power(g) is not False]
         op = inside[0].at.op
         evidence = [*(r.stacks[-1] for r in [*inside[:2], *others[:2]]), *spin[:2], *rest[:2]]
         peers_wait = [r for r in others if r.at.kind in (*WAITS, *DEVICE, "p2p")]
+        waiters = f"; {labels(peers_wait)} wait{'s' if len(peers_wait) == 1 else ''} for it" if peers_wait else ""
         if spin and (peers_wait or not others):
             return finding(
                 "HOST_DEVICE_INTERLOCK",
-                LIKELY if not (peers_wait and rest) else SHOWN,
-                f"{labels(inside)}: the host is blocked in {op} behind a kernel that spins on its own device{f'; {labels(peers_wait)} wait for it' if peers_wait else ''}.",
+                SHOWN if peers_wait and rest and idle_spin and not own.live else LIKELY,
+                f"{labels(inside)}: the host is blocked in {op} behind a kernel that spins on its own device{waiters}.",
                 evidence,
                 engine=engine_name(engine),
                 ranks=places(engine.ranks.values()),

@@ -3,7 +3,7 @@
 
 import re
 
-from closeranks.diagnose.facts import Ras
+from closeranks.diagnose.facts import Ras, Stack, Thread
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
     finding,
@@ -31,6 +31,8 @@ def gil_deadlock(scene: Scene) -> Finding | None:
         if at.kind == "gil":
             holder = next((t for t in s.threads if t.gil), None)
             owns = holder is not None and holder in waiting
+            # Which thread holds the GIL is misread on Python 3.12, and as a rule waiting for it is a matter of a moment.
+            again = sum(o.pid == s.pid and position(o.main).kind == "gil" for o in scene.stacks) > 1
             inner = next((f.name for f in main.frames if "::" in f.name or "rofil" in f.name), "")
             if not owns and len(waiting) < 2 and holder is None:
                 continue
@@ -47,7 +49,7 @@ def gil_deadlock(scene: Scene) -> Finding | None:
             )
             return finding(
                 "GIL_DEADLOCK",
-                SHOWN if owns else LIKELY,
+                SHOWN if owns and (again or _all_wait(s, waiting)) and not _goes_on(scene) else LIKELY,
                 f"Deadlock on Python's GIL: {what}.",
                 [s],
                 ranks={s.who.label if s.who else f"pid {s.pid}": at.where},
@@ -70,6 +72,15 @@ def gil_deadlock(scene: Scene) -> Finding | None:
                 next_checks=["py-spy dump --native twice, 5 s apart: the same frames on both threads confirm it"],
             )
     return _holder_in_native_call(scene)
+
+
+def _all_wait(s: Stack, waiting: list[Thread]) -> bool:
+    """Whether no thread of this dump could give the GIL up, its holder told by a Python that is read rightly."""
+    return s.python not in ("", "3.12") and len(waiting) == len(s.threads) > 1
+
+
+def _goes_on(scene: Scene) -> bool:
+    return bool(scene.live) or (not scene.stalls and any((b.num("gen") or 0) > 0 for b in scene.batches[-1:]))
 
 
 # take_gil is often inlined: its timed wait then stands right under the C function that wants the GIL back.

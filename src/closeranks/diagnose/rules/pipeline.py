@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
 """Entry ranks and pipeline stages that the others wait for."""
 
+from closeranks.diagnose.facts import Event
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
     DEVICE,
@@ -28,9 +29,13 @@ def blocked_entry_rank(scene: Scene) -> Finding | None:
         r = blocked[0]
         if any(o.at.site == "startup" for o in others):
             return _fetches_in_startup(engine, blocked, others)
-        progress = scene.gen_after(None)
-        # Every loop writes its log, and may ask a peer: one dump that finds it there shows nothing.
-        stays = bool(scene.stalls or scene.hints or progress or len(r.stacks) > 1) and r.at.site != "log_write"
+        own = scene.only(engine)
+        progress = own.gen_after(None)
+        # Every loop writes its log, and may ask a peer: one dump that finds it there shows nothing, and lines that go on
+        # at their pace speak against it.
+        again = len(r.stacks) > 1 and not r.moving
+        slowed = _slowed(progress)
+        stays = (again or slowed or bool(own.stalls or own.hints)) and not own.live and r.at.site != "log_write"
         return finding(
             "FRONTEND_OR_CPU_BOUND",
             SHOWN if stays and others and all(o.at.kind in WAITS for o in others) else LIKELY,
@@ -50,6 +55,16 @@ def blocked_entry_rank(scene: Scene) -> Finding | None:
             workaround="remove the dead peer's address; restore its route",
         )
     return None
+
+
+def _slowed(lines: list[Event]) -> bool:
+    """Whether tokens come several times slower in the last two lines than before, with as many requests running."""
+    if len(lines) < 3:
+        return False
+    last = max(b.num("gen") or 0.0 for b in lines[-2:])
+    running = min(b.num("running") or 0.0 for b in lines[-2:])
+    best = max((b.num("gen") or 0.0 for b in lines[:-2] if (b.num("running") or 0.0) <= running * 1.25), default=0.0)
+    return best >= 4 * last
 
 
 def _fetches_in_startup(engine: EngineView, blocked: list[RankView], others: list[RankView]) -> Finding:

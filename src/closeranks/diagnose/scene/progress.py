@@ -2,6 +2,7 @@
 
 import re
 from functools import cached_property
+from itertools import pairwise
 
 from closeranks.diagnose.facts import Event, Fact, Metric, Process, Ras
 from closeranks.diagnose.scene.index import Index
@@ -12,6 +13,8 @@ MANY = 4  # requests that do not all end within one interval of the log
 _LOOPS = ("scheduler", "worker", "engine_core")
 _TOKENS = re.compile(r"[:_](?:generation|realtime)_tokens(?:_total)?$")
 SILENCE = 60.0  # seconds without a batch line, with requests running, that count as a stall
+GRACE_S = 5.0  # a step that was under way when something happened may still print its line
+SKIPPED = 3  # lines that a log has to skip, at the pace that it kept until then, before that counts as silence
 
 
 class Progress(Index):
@@ -43,7 +46,7 @@ class Progress(Index):
             return None
         later = [f.time for f in self.facts if f.time is not None and f.src.file == last.src.file]
         quiet = max(later) - last.time if later else 0.0
-        return (last, quiet) if quiet >= SILENCE else None
+        return (last, quiet) if quiet >= max(SILENCE, SKIPPED * _usual_gap(mine)) else None
 
     @cached_property
     def stalls(self) -> list[Fact]:
@@ -71,8 +74,28 @@ class Progress(Index):
         return [*out, *([] if self.turning else self.frozen_counters), *self.frozen_ras]
 
     def _tokens_since(self, f: Fact) -> bool:
-        """Whether the same log shows tokens after `f`: what it complained of has passed."""
-        return f.time is not None and any(b.src.file == f.src.file for b in self.gen_after(f.time))
+        """Whether the same log, or one of its folder and engine into which it was rotated, shows tokens after `f`: what
+        it complained of has passed."""
+        return f.time is not None and any(self._one_log(b, f) for b in self.gen_after(f.time))
+
+    def _one_log(self, a: Fact, b: Fact) -> bool:
+        """Whether two facts may be of one engine's log, in one file or in several."""
+        if a.src.file == b.src.file:
+            return True
+        return a.src.file.rpartition("/")[0] == b.src.file.rpartition("/")[0] and self.side(a) == self.side(b)
+
+    def side(self, f: Fact) -> str:
+        """The role of a fact's engine; where it does not tell, that of the batch lines in its file."""
+        told = self._file_roles.get(f.src.file, set())
+        return self.role_of(f) or (next(iter(told)) if len(told) == 1 else "")
+
+    @cached_property
+    def _file_roles(self) -> dict[str, set[str]]:
+        out: dict[str, set[str]] = {}
+        for b in self.batches:
+            if role := self.role_of(b):
+                out.setdefault(b.src.file, set()).add(role)
+        return out
 
     @cached_property
     def _empty_rounds(self) -> list[Fact]:
@@ -102,6 +125,14 @@ class Progress(Index):
         dumped = max((s.time for s in self.stacks if s.time is not None), default=None)
         after = self.gen_after(dumped + 5) if dumped is not None else []
         return [*self.moving_counters, *self.turning, *after[:2]]
+
+    def flows(self, since: float | None) -> list[Fact]:
+        """Tokens: counters that grow between scrapes, and batch lines that show some after `since`, if that is known.
+
+        What stands since then makes none: against this no rule shows a standstill.
+        """
+        counted = [m for m in self.moving_counters if "tokens" in m.name]
+        return [*counted[:1], *(self.gen_after(since + GRACE_S)[:1] if since is not None else ())]
 
     @cached_property
     def turning(self) -> list[Process]:
@@ -182,6 +213,15 @@ class Progress(Index):
             if r.status == "MISMATCH" and r.counts:
                 seen.setdefault((r.comm, r.op, tuple(sorted(r.counts)), r.minority), []).append(r)
         return [r for group in seen.values() if len(group) > 1 for r in group]
+
+
+def _usual_gap(lines: list[Event]) -> float:
+    """The time between batch lines of one file while requests ran, by its median: how often it is written is a flag."""
+    last = lines[-1]
+    own = [e for e in lines if (e.kind, e.src.file, e.who) == (last.kind, last.src.file, last.who)]
+    times = [e.time for e in own if e.time is not None]
+    gaps = sorted(b - a for a, b in pairwise(times[-20:]))
+    return gaps[len(gaps) // 2] if len(gaps) > 1 else 0.0
 
 
 def _alike(a: Event, b: Event) -> bool:
