@@ -35,8 +35,11 @@ def start() -> Iterator[Start]:
     children = []
 
     def one() -> tuple["subprocess.Popen[bytes]", EngineSeen]:
-        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+        command = [sys.executable, "-c", "print('here', flush=True); input()"]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"here\n", "before that, /proc may show an environment that is still empty"
         row = procfs.row(child.pid)
         assert row is not None
         head = Proc(child.pid, row.start_time, row.ppid, "launcher", "decode-1", None, "python3")
