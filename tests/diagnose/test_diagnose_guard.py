@@ -1,4 +1,4 @@
-"""A reader that fails costs what it alone would have read, which the notes say. Numbers of every kind make none fail."""
+"""A reader that fails costs what it would have read, as the notes say. Numbers of every kind make none fail."""
 
 import json
 import math
@@ -119,7 +119,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 KEYS = """entries pg_config pg_status version comm_lib_version profiling_name collective_seq_id state process_group
-frames input_sizes output_sizes communicators nccl_version ranks loads timestamp tp_size model_path thread_name frames pid
+input_sizes output_sizes communicators nccl_version ranks loads timestamp tp_size model_path thread_name frames pid
 collective_counts missing_ranks_count schema exit_codes reason engine fault detected patched_areas installs""".split()  # noqa: SIM905
 
 

@@ -48,6 +48,16 @@ PLANTS = (
     '{{"version": "2.10", "entries": [{{"profiling_name": "nccl:{}", "process_group": ["{}", "{}"], '
     '"state": "{}", "collective_seq_id": 1}}]}}',
     "Unexpected error postgres://u:{}@db/x",
+    "MC_METADATA_SERVER=redis://:{}@db:6379 MOONCAKE_MASTER=redis://:{}@db",
+    "python3 -m sglang.launch_server --model-path https://h/m?X-Amz-Signature={} --tokenizer-path redis://:{}@h",
+    "Authorization: Token {} {}",
+    "Cookie: a=1; b={}",
+    "vllm serve m --api-key A,{} --api-key B {} --max-num-seqs 4",
+    "SGLANG_API_KEYS=a {} HF_AUTH={} NCCL_AUTH={}",
+    "posting to https://hooks.slack.com/services/T0/B0/{}",
+    '{{"headers": {{"authorization": "Bearer {}"}}, "loads": [{{"dp_rank": 0, "api_key": "{}"}}]}}',
+    "SGLANG_X=https://b.example/?sig={} MC_X=redis://:{}@h",
+    "-----BEGIN RSA PRIVATE KEY----- {}",
 )  # fmt: skip
 
 
