@@ -1,6 +1,7 @@
 """Hand-overs that all fail: prefill goes first, then decode, each once, and nobody for failures that are mended."""
 
-from closeranks.engine.leader.reach import FAILURES, LIMIT_S, PATIENCE_S
+from closeranks.engine.leader.reach import FAILURES, LIMIT_S, NEVER_S, PATIENCE_S
+from closeranks.supervise.engine import STORM_EPOCHS, STORM_S
 from tests.engine.leader.drive import Driven
 from tests.engine.leader.pair import RANKS, Pair
 
@@ -50,16 +51,20 @@ def test_decode_goes_when_the_successor_of_prefill_fares_no_better() -> None:
     assert not pair.prefill.faults + pair.decode.faults
     attempts(pair, 30, 1.5)
     assert named(pair.decode) == ["unreachable"]
-    assert not pair.prefill.faults, "it has never worked: a restart would be the second for one cause"
+    assert not pair.prefill.faults, "it has never worked: it waits longer"
 
 
-def test_two_that_never_could_are_not_restarted_for_it() -> None:
+def test_two_that_never_could_wait_so_long_that_it_is_no_storm() -> None:
     pair = Pair()
     pair.play(1.0)
     pair.refused = True
-    attempts(pair, 10, 3 * PATIENCE_S)
+    attempts(pair, 10, STORM_S / (STORM_EPOCHS - 1) - 0.5)
     assert pair.prefill.leader.counters["failed_transfers"] > FAILURES
     assert not pair.prefill.faults + pair.decode.faults
+    attempts(pair, 110, 2.0)
+    assert named(pair.decode) == ["unreachable"], "nobody runs there"
+    assert not pair.prefill.faults
+    assert min(NEVER_S.values()) >= STORM_S / (STORM_EPOCHS - 1)
 
 
 def test_a_hand_over_between_that_works_starts_the_count_anew() -> None:

@@ -5,8 +5,9 @@ known and written to. A single failed write is mended by connecting anew (`fence
 at once, beats go on, and no request moves. Only new processes look for their devices again.
 
 Neither side can tell whose connections are to blame. Prefill is the first to go: nothing is lost by it but what waits
-for it. If its successor fares no better, it is decode. An engine goes only if hand-overs have worked in its epoch and
-none did with any peer since the failures began. So each side goes once, and two that never could are not restarted.
+for it. If its successor fares no better, it is decode. An engine goes soon if hand-overs have worked in its epoch, and
+only if none did with any peer since the failures began. Where none ever did, what is wrong is more likely to stay, but
+may be of the same kind: such an engine waits longer, so long that its restarts are no storm, and then goes, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ LIMIT_S = 2.0
 """For how long they have to fail."""
 PATIENCE_S = 5.0
 """The same for decode, while the prefill engine is one that could: it has time to go first."""
+NEVER_S = {"decode": 30.0, "prefill": 45.0}
+"""Where none ever worked: more than half of the supervisor's minute (`STORM_S`); decode serves nobody then."""
 
 
 class Reach:
@@ -44,10 +47,11 @@ class Reach:
         if not link.failures:
             link.failing_since = at
         link.failures += 1
-        limit = PATIENCE_S if leader.config.role == "decode" and link.worked else LIMIT_S
+        role = leader.config.role
+        limit = PATIENCE_S if role == "decode" and link.worked else LIMIT_S if self.worked_at else NEVER_S[role]
         if link.failures < FAILURES or at - link.failing_since < limit:
             return
-        if 0.0 < self.worked_at < link.failing_since:
+        if self.worked_at < link.failing_since:
             said = (
                 f"{link.failures} hand-overs with engine {link.engine} failed in a row, none worked since; the last: "
             )
