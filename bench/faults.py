@@ -62,12 +62,12 @@ def send(number: signal.Signals, engine: str, process: str) -> Callable[[Served]
     return strike
 
 
-def kill_gateway(served: Served) -> None:
-    for pid in served.descendants():
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"closeranks::gateway"):
-            os.kill(pid, signal.SIGKILL)
-            return
-    raise AssertionError("no gateway process")
+def send_gateway(number: signal.Signals) -> Callable[[Served], None]:
+    def strike(served: Served) -> None:
+        (gateway,) = [pid for pid in served.descendants() if title_of(pid).startswith("closeranks::gateway")]
+        os.kill(gateway, number)
+
+    return strike
 
 
 def kill_prefill_while_decode_stands(served: Served) -> None:
@@ -166,7 +166,8 @@ def rows() -> list[Row]:
     poison = f"token={POISON},times=0"
     return [
         *made,
-        Row("SIGKILL, gateway", ENDS, strike=kill_gateway),
+        Row("SIGKILL, gateway", ENDS, strike=send_gateway(signal.SIGKILL)),
+        Row("SIGSTOP, gateway", ENDS, strike=send_gateway(signal.SIGSTOP)),
         Row("SIGKILL, prefill leader and decode rank", RESUMES, strike=kill_both_sides),
         Row("run folder removed", RESUMES, strike=clear_run_folder),
         Row("transfer sticks", RESUMES, (f"transfer.start:stick,{transfer}",)),

@@ -47,6 +47,16 @@ def test_streams_resume(name: str, tiny_model: Path, expected: Sequence[Expected
     assert seen.drills == list(row.fault)
 
 
+def test_a_gateway_that_stands_still_is_replaced(
+    tiny_model: Path, expected: Sequence[Expected], poison: Expected
+) -> None:
+    row = ROWS["SIGSTOP, gateway"]
+    assert row.wanted == ENDS, "streams are cut with the process that held them"
+    seen = drill(row, tiny_model, expected, poison)
+    assert seen.serving_s is not None, "new ones are served"
+    assert "gateway has been stopped by a signal for 3 s" in seen.reasons, "with evidence"
+
+
 def test_bad_transfers_and_lost_words_cost_an_attempt_and_nobody_else_anything(
     tiny_model: Path, expected: Sequence[Expected], poison: Expected
 ) -> None:

@@ -200,6 +200,43 @@ def test_epochs_go_on_after_a_new_supervisor(tmp_path: Path, program: str) -> No
     asyncio.run(main())
 
 
+LOOPS = """
+import json, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1]).parent
+leads = json.load(open(sys.argv[1]))["name"] == "leader"
+while True:
+    if leads:
+        (folder / "heartbeat").touch()
+    while leads and (folder / "loop").exists():
+        pass
+    time.sleep(0.05)
+"""
+
+
+def test_a_leader_that_goes_round_inside_one_turn_is_noticed(
+    tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loops.py").write_text(LOOPS)
+    monkeypatch.setattr(standing, "LOOP_S", 1.0)
+
+    async def main() -> None:
+        engine, seen = make(tmp_path, planned("loops", lambda epoch, name: None))
+
+        async def steps() -> None:
+            await until(seen, State.RUNNING)
+            (tmp_path / "run" / "1" / "loop").touch()
+            await until(seen, State.RECOVERING)
+            await until(seen, State.RUNNING)
+            assert engine.last_incident is not None
+            manifest = json.loads((engine.last_incident / "manifest.json").read_text())
+            assert manifest["reason"].startswith("leader has not beaten for ")
+            assert manifest["reason"].endswith(" s of CPU")
+
+        await drive(engine, seen, steps)
+
+    asyncio.run(main())
+
+
 def test_a_stopped_rank_is_noticed_and_one_that_goes_on_is_not(
     tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
