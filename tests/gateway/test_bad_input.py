@@ -109,6 +109,10 @@ def user(content: Any) -> list[dict[str, Any]]:
         ("/tokenize", {"prompt": 5}, 400, None, "prompt", "int"),
         ("/detokenize", {"tokens": [10**9]}, 400, "out_of_range", "tokens", "vocabulary"),
         ("/abort_request", {"rid": 5}, 400, None, "rid", "int"),
+        (CHAT, chat(model="m" * 300), 400, None, "model", "256"),
+        (CHAT, chat(**{"x" * 100_000: 1}), 400, None, None, "unknown field"),
+        (CHAT, chat(response_format={"type": "x" * 100_000}), 400, "unsupported", "response_format", "xxx…"),
+        (CHAT, chat(messages=user([{"type": "x" * 100_000}])), 400, "unsupported", "messages[0].content[0]", "xxx…"),
         ("/v1/nothing", {}, 404, "unknown_url", None, "/v1/nothing"),
         ("/health", {}, 405, "method_not_allowed", None, "POST"),
     ],
@@ -124,6 +128,7 @@ def test_error(
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert text in error["message"]
+    assert len(error["message"]) < 1000
     if code:
         assert error["code"] == code
     if param:

@@ -72,19 +72,31 @@ class TemplateEncoder:
         from jinja2 import TemplateError
 
         shield = _Shield(self._forged, self._heads, self._tails)
-        variables = {
-            **self._special,
-            "add_generation_prompt": True,
-            "enable_thinking": thinking,
-            "thinking": thinking,
-            **({"reasoning_effort": reasoning_effort} if reasoning_effort is not None else {}),
-            **{key: shield.value(value) for key, value in extra.items()},
-            "messages": [shield.value(_message(message)) for message in messages],
-            "tools": [shield.value(tool) for tool in tools] or None,
-        }
+        try:
+            variables = {
+                **self._special,
+                "add_generation_prompt": True,
+                "enable_thinking": thinking,
+                "thinking": thinking,
+                **({"reasoning_effort": reasoning_effort} if reasoning_effort is not None else {}),
+                **{key: shield.value(value) for key, value in extra.items()},
+                "messages": [shield.value(_message(message)) for message in messages],
+                "tools": [shield.value(tool) for tool in tools] or None,
+            }
+        except RecursionError as error:
+            raise EncodeError("messages, tools or variables are nested too deeply") from error
         try:
             text = self._template.render(variables)
-        except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
+        except (
+            TemplateError,
+            AttributeError,
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            AssertionError,
+            RuntimeError,  # RecursionError is one
+        ) as error:
             raise EncodeError(f"the chat template refuses these messages: {error}") from error
         return Prompt(shield.segments(text), _THINK_OPEN.search(text) is not None)
 
@@ -178,7 +190,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         # What does not parse stays text: some templates print it, those that need an object refuse it in their words.
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             function["arguments"] = json.loads(arguments)
     return {**call, "function": function}
 

@@ -18,10 +18,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from closeranks.codec import Decoder
-from closeranks.gateway import admin, chat, completions, openai
+from closeranks.gateway import admin, chat, completions, logs, openai
 from closeranks.gateway.choice import Choice
 from closeranks.gateway.decoded import DecodedChoice
-from closeranks.gateway.errors import ApiError, Busy, Denied, Invalid, Slow, TooLarge, TooLong, Unavailable, Unknown
+from closeranks.gateway.errors import (
+    ApiError,
+    Busy,
+    Denied,
+    Invalid,
+    Slow,
+    TooLarge,
+    TooLong,
+    Unavailable,
+    Unknown,
+    shown,
+)
 from closeranks.gateway.guide import FALLBACK, Guide, guide
 from closeranks.gateway.model import Model
 from closeranks.gateway.reply import Format, Reply, Timing
@@ -72,7 +83,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    """A fault of the gateway itself; starlette raises it on, so that it is logged with its stack."""
+    """A fault outside of `_handle`; starlette raises it on, so that it is logged with its stack."""
     return _error(
         ApiError(f"the gateway failed: {type(error).__name__}", code="internal_error"), _new_rid(), unread=False
     )
@@ -98,6 +109,12 @@ async def _handle(gateway: Gateway, handler: Handler, endpoint: str, key: str, r
         log.info("client left", rid=rid, endpoint=endpoint)
         gateway.metrics.disconnects.inc()
         return Response(status_code=499)
+    except Exception as error:  # noqa: BLE001 (a fault of the gateway: told to the client, and to the log in one line)
+        failed = ApiError(f"the gateway failed: {type(error).__name__}", code="internal_error")
+        response = _error(failed, rid, unread=not getattr(request.state, "read", False))
+        gateway.metrics.http.labels(endpoint, str(failed.status)).inc()
+        # without the exception's words, which may quote the request
+        log.error("failed", rid=rid, endpoint=endpoint, exception=type(error).__name__, stack=logs.where(error))
     if not isinstance(response, ReplyResponse):
         response.headers["x-request-id"] = rid
     return response
@@ -113,6 +130,7 @@ async def _chat(gateway: Gateway, request: Request, rid: str) -> Response:
     rid = _rid(asked.rid, "rid") or rid
     model = gateway.admit(rid, asked.n or 1)
     name = _served(model, asked.model)
+    await _beside(len(body), partial(openai.check_nesting, asked))
     tools = None if asked.tool_choice == "none" else asked.tools
     settings = gateway.settings
     _check_fit(gateway, asked.messages, tools)
@@ -148,8 +166,10 @@ async def _chat(gateway: Gateway, request: Request, rid: str) -> Response:
 
 
 async def _completion(gateway: Gateway, request: Request, rid: str) -> Response:
-    asked = openai.parse(await _body(gateway, request), openai.CompletionRequest)
+    body = await _body(gateway, request)
+    asked = openai.parse(body, openai.CompletionRequest)
     openai.check_completion(asked)
+    await _beside(len(body), partial(openai.check_nesting, asked))
     rid = _rid(asked.rid, "rid") or rid
     given = completions.prompts(asked)
     choices = len(given) * (asked.n or 1)
@@ -207,17 +227,20 @@ def _generate(
     seed = secrets.randbits(63)
     stops = openai.stop_strings(asked)
     skip = asked.skip_special_tokens is not False
-    gateway.open(reply)
+    form = held or Guide("", "")
+    choices = []
     for index in range(n * len(prompts)):
-        at, nth = divmod(index, n)
-        grammar = "" if held is None else held.grammar
-        sampling = openai.sampling(asked, seed, logprobs, nth, grammar, stop_ids)
         if make is not None:
             choice = make(reply, index, stop_ids)
         else:
             vocabulary, cut_off = model.vocabulary, gateway.cut_off
             choice = Choice(index, reply, vocabulary, stops, stop_ids, cut_off, skip, reply.with_ids)
-        choice.must = "" if held is None else held.must
+        choice.must = form.must
+        choices.append(choice)
+    gateway.open(reply)  # from here on it is `close` that ends it: nothing in between may fail
+    for index, choice in enumerate(choices):
+        at, nth = divmod(index, n)
+        sampling = openai.sampling(asked, seed, logprobs, nth, form.grammar, stop_ids)
         gateway.submit(reply, choice, prompts[at], lengths[at], sampling, stop_ids)
     return ReplyResponse(reply, gateway.clock, lambda status: gateway.close(reply, endpoint, status))
 
@@ -249,6 +272,7 @@ async def _tokenize(gateway: Gateway, request: Request, rid: str) -> Response:
         raise Invalid("give either prompt or messages", param="prompt")
     if asked.messages is not None:
         openai.check_messages(asked.messages)
+        await _beside(len(body), partial(openai.check_nesting, asked))
         _check_fit(gateway, asked.messages, asked.tools, _TOKENIZED)
         prompt = await _beside(len(body), partial(chat.render, model, asked.messages, asked.tools))
         encode = partial(model.encode_prompt, prompt)
@@ -305,7 +329,7 @@ async def _beside(size: int, work: Callable[[], T]) -> T:
 def _check_ids(model: Model, tokens: Sequence[int], param: str) -> None:
     for token in tokens:
         if not 0 <= token < model.vocab_size:
-            said = f"token {token} is outside the vocabulary of {model.vocab_size}"
+            said = f"token {shown(token)} is outside the vocabulary of {model.vocab_size}"
             raise Invalid(said, param=param, code="out_of_range")
 
 
@@ -319,7 +343,9 @@ def _served(model: Model, asked: str | None) -> str:
     """The name that the answer carries. Raises Unknown."""
     if asked in (None, "", "default", model.name):
         return model.name
-    raise Unknown(f"model {asked!r} is not served here; {model.name!r} is", param="model", code="model_not_found")
+    raise Unknown(
+        f"model {shown(asked, 256)} is not served here; {model.name!r} is", param="model", code="model_not_found"
+    )
 
 
 def _with_usage(asked: openai.Common) -> bool:

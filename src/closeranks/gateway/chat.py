@@ -13,6 +13,9 @@ from closeranks.gateway.model import Model
 from closeranks.gateway.openai import ChatRequest, Message, Tool, text_of
 from closeranks.gateway.reply import json
 
+_TAKEN = {"messages": ": it is a field of the request", "tools": ": it is a field of the request", "self": ""}
+"""Variables of a chat template that are not for a request to set, and why."""
+
 
 def render(
     model: Model,
@@ -29,11 +32,18 @@ def render(
         messages = _with_tools(messages, tools or [])
     declared = [msgspec.to_builtins(tool, str_keys=True) for tool in tools or ()]
     variables = dict(variables or {})
-    thinking = bool(variables.get("enable_thinking", variables.get("thinking", effort not in (None, "none"))))
-    own = {"messages", "tools", "thinking", "reasoning_effort"}
-    extra = {name: value for name, value in variables.items() if name not in own}
+    for name in _TAKEN:
+        if name in variables:
+            said = f"the variable {name!r} of the chat template cannot be set" + _TAKEN[name]
+            raise Invalid(said, param=f"chat_template_kwargs.{name}")
+    given_effort = variables.pop("reasoning_effort", None)
+    if given_effort is not None and not isinstance(given_effort, str):
+        raise Invalid("reasoning_effort must be a text", param="chat_template_kwargs.reasoning_effort")
+    effort = effort if effort is not None else given_effort
+    opens = variables.pop("thinking", effort not in (None, "none"))
+    thinking = bool(variables.get("enable_thinking", opens))
     try:
-        return model.encoder.encode(messages, declared, thinking=thinking, reasoning_effort=effort, **extra)
+        return model.encoder.encode(messages, declared, thinking=thinking, reasoning_effort=effort, **variables)
     except EncodeError as error:
         raise Invalid(str(error), param="messages", code="chat_template") from error
 

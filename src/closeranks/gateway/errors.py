@@ -51,6 +51,16 @@ class ApiError(Exception):
         return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))} if self.retry_after_s > 0 else {}
 
 
+def shown(value: object, most: int = 64) -> str:
+    """A value of a request as an error shows it: short, however long it is, and whatever is in it."""
+    if isinstance(value, int) and value.bit_length() > 4 * most:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = repr(value[: most + 1] if isinstance(value, str) else value)
+    return text if len(text) <= most + 2 else text[:most] + "…"
+
+
 class Invalid(ApiError):
     status = 400
     type = "invalid_request_error"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from closeranks.codec.dialects import dialect_of
-from closeranks.gateway.errors import Invalid
+from closeranks.gateway.errors import Invalid, shown
 from closeranks.gateway.openai import ChatRequest, Common, NamedTool, ResponseFormat, Tool
 from closeranks.gateway.schemas import Cleaner, SchemaError, TooBig
 from closeranks.gateway.tags import MAX_CALLS, Format, Function, Spelling, check_name, json_value, one_of, sequence
@@ -94,7 +94,7 @@ def _value(asked: ResponseFormat | None, cleaner: Cleaner) -> Format | None:
     if asked.type == "json_object":
         return json_value({"type": "object"})
     if asked.type != "json_schema":
-        said = f"response_format {asked.type!r} is not supported; text, json_object and json_schema are"
+        said = f"response_format {shown(asked.type)} is not supported; text, json_object and json_schema are"
         raise Invalid(said, param="response_format", code="unsupported")
     if asked.json_schema is None or asked.json_schema.schema is None:
         raise Invalid("response_format json_schema without a schema", param="response_format.json_schema.schema")

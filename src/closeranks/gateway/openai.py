@@ -14,13 +14,17 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from closeranks.gateway.errors import Invalid
+from closeranks.gateway.errors import Invalid, shown
 from closeranks.protocol import Sampling
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_LOGPROBS = 20
+MAX_NESTING = 128
+"""Objects and lists within each other, in what a request may nest as it likes: code that follows recurses into it."""
+_SAID = 400
+"""Characters of what the JSON decoder says is wrong (it quotes names as they are)."""
 LARGE = 16_384
 """Bytes of a body from which it costs the event loop something."""
 _SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -201,6 +205,8 @@ def parse(body: bytes, kind: type[T]) -> T:
             return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         text = str(error)
+        if len(text) > _SAID:
+            text = f"{text[: _SAID // 2]} … {text[-_SAID // 2 :]}"
         at = _AT.search(text)
         param = at.group(1) if at else ""
         if not param or "field `" in text:
@@ -261,7 +267,7 @@ def check_chat(request: ChatRequest) -> None:
     if isinstance(request.tool_choice, NamedTool):
         name = request.tool_choice.function.name
         if name not in {tool.function.name for tool in request.tools or ()}:
-            raise Invalid(f"tool_choice names {name!r}, which is not among tools", param="tool_choice")
+            raise Invalid(f"tool_choice names {shown(name)}, which is not among tools", param="tool_choice")
     elif request.tool_choice == "required" and not request.tools:
         raise Invalid("tool_choice `required` without tools", param="tool_choice")
     if request.modalities not in (None, ["text"]):
@@ -269,6 +275,47 @@ def check_chat(request: ChatRequest) -> None:
     for name in ("audio", "prediction", "web_search_options", "functions", "function_call"):
         if getattr(request, name) not in (None, [], "none"):
             raise Invalid(f"{name} is not supported", param=name, code="unsupported")
+
+
+def check_nesting(request: ChatRequest | CompletionRequest | TokenizeRequest) -> None:
+    """What may be nested freely, is it within bounds? Looks at all of it: not for the event loop where it is large.
+
+    Raises Invalid.
+    """
+    form = None if isinstance(request, TokenizeRequest) else request.response_format
+    if form is not None and form.json_schema is not None:
+        _nesting(form.json_schema.schema, "response_format.json_schema.schema")
+    if isinstance(request, CompletionRequest):
+        return
+    if isinstance(request, ChatRequest):
+        _nesting(request.chat_template_kwargs, "chat_template_kwargs")
+    for i, tool in enumerate(request.tools or ()):
+        _nesting(tool.function.parameters, f"tools[{i}].function.parameters")
+    for i, message in enumerate(request.messages or ()):
+        for j, call in enumerate(message.tool_calls or ()):
+            _nesting_of_text(call.function.arguments, f"messages[{i}].tool_calls[{j}].function.arguments")
+
+
+def _nesting(value: Any, at: str) -> None:
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        inner = [part for part in level if isinstance(part, dict | list)]
+        if not inner:
+            return
+        level = [item for part in inner for item in (part.values() if isinstance(part, dict) else part)]
+    raise Invalid(f"{at} is nested too deeply: at most {MAX_NESTING} levels are allowed", param=at)
+
+
+def _nesting_of_text(text: str, at: str) -> None:
+    """Of JSON in a text. What is none stays text, for whoever reads it."""
+    if text.count("[") + text.count("{") <= MAX_NESTING:
+        return
+    try:
+        _nesting(msgspec.json.decode(text), at)
+    except RecursionError as error:
+        raise Invalid(f"{at} is nested too deeply: at most {MAX_NESTING} levels are allowed", param=at) from error
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return
 
 
 def check_messages(messages: list[Message]) -> None:
@@ -334,7 +381,7 @@ def _check_message(message: Message, at: str) -> None:
         raise Invalid("only an assistant message has tool_calls", param=f"{at}.tool_calls")
     for i, part in enumerate(message.content if isinstance(message.content, list) else ()):
         if part.type != "text" or part.text is None:
-            said = f"content part {part.type!r} is not supported: this model takes text"
+            said = f"content part {shown(part.type)} is not supported: this model takes text"
             raise Invalid(said, param=f"{at}.content[{i}]", code="unsupported")
 
 
@@ -343,6 +390,6 @@ def _between(request: Common, name: str, low: float, high: float, above: bool = 
     value = getattr(request, name)
     if value is None:
         return
-    if not math.isfinite(value) or not low <= value <= high or (above and value == low):
+    if (isinstance(value, float) and not math.isfinite(value)) or not low <= value <= high or (above and value == low):
         bounds = f"above {low} and at most {high}" if above else f"from {low} to {high}"
-        raise Invalid(f"{name} is {value!r}; it must be {bounds}", param=name, code="out_of_range")
+        raise Invalid(f"{name} is {shown(value)}; it must be {bounds}", param=name, code="out_of_range")

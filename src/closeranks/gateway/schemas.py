@@ -12,6 +12,8 @@ from re import _constants as re_constants  # type: ignore[attr-defined]
 from re import _parser as re_parser  # type: ignore[attr-defined]
 from typing import Any
 
+from closeranks.gateway.errors import shown
+
 Schema = dict[str, Any]
 
 MAX_DEPTH = 32
@@ -167,7 +169,7 @@ class _Clean:
 
     def _reference(self, ref: Any, at: str, depth: int) -> Schema:
         if ref not in self._given:
-            raise _fail(at, f"`$ref` to {str(ref)[:100]!r}: only definitions of the same schema can be named")
+            raise _fail(at, f"`$ref` to {shown(ref, 100)}: only definitions of the same schema can be named")
         name = f"d{list(self._given).index(ref)}"
         if name not in self._defs:
             self._defs[name] = {}  # it may name itself
@@ -203,7 +205,7 @@ class _Clean:
             return sorted({_BELONGS[key] for key in schema if key in _BELONGS})
         types = given if isinstance(given, list) else [given]
         if not types or not all(isinstance(kind, str) and kind in TYPES for kind in types):
-            raise _fail(at, f"`type` {str(given)[:100]!r} is none of {', '.join(sorted(TYPES))}")
+            raise _fail(at, f"`type` {shown(given, 100)} is none of {', '.join(sorted(TYPES))}")
         return list(dict.fromkeys(types))
 
     def _typed(self, kind: str, schema: Mapping[str, Any], at: str, depth: int) -> Schema:
@@ -290,7 +292,7 @@ class _Clean:
             value = schema.get(key)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
                 raise _fail(at, f"`{key}` must be a number")
             if abs(value) > MAX_NUMBER:
                 if self._strict:
@@ -325,7 +327,7 @@ class _Clean:
                 raise _fail(at, f"`{key}` must be an integer that is not negative")
             if value > MAX_REPEAT:
                 if self._strict:
-                    raise _fail(at, f"`{key}` is {value}; at most {MAX_REPEAT} can be enforced")
+                    raise _fail(at, f"`{key}` is {shown(value)}; at most {MAX_REPEAT} can be enforced")
                 continue
             found[key] = value
         if found.get(low, 0) > found.get(high, math.inf):
