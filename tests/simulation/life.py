@@ -69,6 +69,8 @@ class Life:
         self.steps: list[deque[Step]] = [deque() for _ in self.ranks]
         self.mischief = ""
         self.poisoned = False
+        self.nowhere = False
+        """Its network device is gone: no write begins, from it or to it, until its epoch ends."""
         self.charged: list[RoomId] = []
         """With its fault."""
         self.grammars: dict[str, int] = {}

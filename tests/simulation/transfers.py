@@ -70,6 +70,8 @@ class Transfers:
         number = rank.rank
         if target is None or not target.alive or life.instance in target.transfers.dropped[number]:
             sent = Sent(life.epoch, number, send.transfer, "remote disconnected", [])
+        elif life.nowhere or target.nowhere:
+            sent = Sent(life.epoch, number, send.transfer, "nobody is there", [])
         elif world.cut(life.engine.name, target.engine.name):
             world.after(0.3, self.write, rank, send)  # stuck as long as the link is down
             return

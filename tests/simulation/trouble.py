@@ -48,6 +48,10 @@ def partition(run: Any, life: Any) -> None:
     run.network.isolate(life.engine, run.world.random.choice([0.5, 3.0, 8.0]))
 
 
+def lose_device(run: Any, life: Any) -> None:
+    life.nowhere = True
+
+
 def gateway(run: Any, life: Any) -> None:
     """The gateway's process dies with all its requests; another one starts."""
     run.gateway.die()
@@ -157,6 +161,7 @@ TROUBLES: dict[str, Callable[[Any, Any], None]] = {
     "digest": mischief("digest"),
     "short": mischief("short"),
     "partition": partition,
+    "lose_device": lose_device,
     "gateway": gateway,
     "cut_gateway": cut_gateway,
     "thin": thin,

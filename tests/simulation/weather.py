@@ -69,6 +69,8 @@ WEATHERS = [
     Weather("loss", loss=0.2, double=0.05, slow=0.1),
     Weather("echoes", double=0.4, slow=0.3, aborts=0.4, echo=0.1),
     Weather("broken links", troubles={"partition": 0.5}, late=0.1, aborts=0.3),
+    Weather("lost devices", troubles={"lose_device": 0.8}),
+    Weather("lost devices, late", troubles={"lose_device": 0.8, "kill": 0.1}, late=0.4, aborts=0.4, gap_s=0.03),
     Weather("restarts", troubles={"kill": 0.6, "raise": 0.6}, late=0.4, lateness_s=2.0),
     Weather("writers die", troubles={"kill_prefill": 1.0}, late=0.9, lateness_s=8.0, gap_s=0.02),
     Weather("faults", troubles={"raise": 2.0, "digest": 1.0, "short": 1.0}, slow=0.2),
