@@ -18,7 +18,8 @@ from closeranks.supervise import standing
 BEATING = """
 import os, pathlib, sys, threading, time
 beat = pathlib.Path(sys.argv[1])
-until = {"sticks": lambda: threading.Event().wait(), "loops": lambda: [0 for _ in iter(int, 1)], "goes on": None}
+until = {"sticks": lambda: threading.Event().wait(), "loops": lambda: [0 for _ in iter(int, 1)],
+         "naps": lambda: [time.sleep(0.02) for _ in iter(int, 1)], "goes on": None}
 if sys.argv[3:] == ["busy thread"]:
     threading.Thread(target=lambda: [time.sleep(0.01) for _ in iter(int, 1)], daemon=True).start()
 while True:
@@ -31,7 +32,13 @@ while True:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("HEARTBEAT_S", 0.6), ("STILL_S", 0.3), ("LOOP_S", 1.0), ("STOPPED_S", 0.5)):
+    for name, seconds in (
+        ("HEARTBEAT_S", 0.6),
+        ("STILL_S", 0.3),
+        ("LOOP_S", 1.0),
+        ("SLEEPS_S", 1.5),
+        ("STOPPED_S", 0.5),
+    ):
         monkeypatch.setattr(standing, name, seconds)
 
 
@@ -80,6 +87,13 @@ def test_a_loop_that_goes_round_within_one_turn_is_found(tmp_path: Path) -> None
         found = first_fault(loop, begin=(tmp_path / "now").touch)
     assert found is not None
     assert found.endswith("s of CPU")
+
+
+def test_a_loop_that_sleeps_again_and_again_within_one_turn_is_found(tmp_path: Path) -> None:
+    with running(tmp_path, "naps") as (_, loop):
+        found = first_fault(loop, begin=(tmp_path / "now").touch)
+    assert found is not None
+    assert found.endswith("in which it slept within one turn")
 
 
 def test_a_loop_that_turns_is_left_alone_and_one_whose_beats_cannot_be_seen_too(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A process that runs and does nothing: stopped by a signal, or with a loop that does not turn.
 
 Silence alone is an inference (a busy host, a disk that takes no sign), so it needs a second, independent signal: the
-main thread, which turns the loop, stands still; or the process used seconds of CPU without one turn.
+main thread, which turns the loop, stands still; or the process used seconds of CPU without one turn; or the thread
+sleeps again and again within one. What is left are processes that want to run and are not let.
 """
 
 import asyncio
@@ -19,8 +20,10 @@ STILL_S = 1.0
 """For so long a thread is looked at that is to stand still."""
 LOOP_S = 10.0
 """A loop that has not beaten for so long, while its process used half of that in CPU, goes round inside one turn."""
+SLEEPS_S = 30.0
+"""A loop that has not beaten for so long, though its thread sleeps, waits for something within one turn."""
 FIRST_S = 120.0
-"""A loop that began to load so long ago and has never beaten does not come any more, if nothing of it runs."""
+"""A process that was started so long ago, has never beaten and stands still does not come any more."""
 STOPPED_S = 3.0
 """A process that was stopped by a signal for so long is ended; one that goes on earlier is ridden through."""
 
@@ -88,6 +91,8 @@ class Loop:
         used = cpu_s(self._pid)
         if silence > LOOP_S and used is not None and used - self._used > LOOP_S / 2 and self._beats.carried():
             return f"has not beaten for {silence:.1f} s, in which it used {used - self._used:.1f} s of CPU"
+        if silence > SLEEPS_S and _state(self._pid) in ("S", "D") and self._beats.carried():
+            return f"has not beaten for {silence:.1f} s, in which it slept within one turn"
         if silence > HEARTBEAT_S and await stands_still(self._pid) and self._beats.last() == beat:
             return f"has not beaten for {silence:.1f} s and does not run"
         return None
@@ -113,6 +118,12 @@ def _main_thread(pid: int) -> tuple[str, int, int] | None:
         return fields[0], int(fields[11]) + int(fields[12]), switches
     except (OSError, IndexError, ValueError):
         return None
+
+
+def _state(pid: int) -> str:
+    """Of the main thread; empty: unknown."""
+    found = _main_thread(pid)
+    return found[0] if found else ""
 
 
 def cpu_s(pid: int) -> float | None:
