@@ -144,6 +144,29 @@ def test_lone_surrogates_do_no_harm(service: Running) -> None:
     assert status in (200, 400), content
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "content-encoding: gzip",
+        "content-encoding: identity\r\ncontent-encoding: BR",
+        "transfer-encoding: gzip, chunked",
+    ],
+)
+def test_a_body_that_is_coded_is_refused(service: Running, header: str) -> None:
+    raw = Raw(service.port)
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    chunked = "chunked" in header
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{header}\r\n"
+    head += "\r\n" if chunked else f"content-length: {len(body)}\r\n\r\n"
+    raw.send(head.encode() + (b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body))
+    answer = raw.read_until(b"}}")
+    raw.close()
+    assert answer.startswith(b"HTTP/1.1 415")
+    assert b"unsupported" in answer
+    plain = {"content-encoding": "identity"}
+    assert call(service.url + COMPLETIONS, body, plain)[0] == 200
+
+
 def test_a_large_body_is_refused_before_it_is_read(service: Running) -> None:
     raw = Raw(service.port)
     raw.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n" + b"x" * 1000)
@@ -261,9 +284,10 @@ def test_endless_headers_are_cut_off(service: Running) -> None:
     raw.close()
 
 
-def test_no_http_at_all(service: Running) -> None:
+@pytest.mark.parametrize("data", [b"\x16\x03\x01 what is this", b"GET http://[::1 HTTP/1.1\r\nhost: x"])
+def test_no_http_at_all(service: Running, data: bytes) -> None:
     raw = Raw(service.port)
-    raw.send(b"\x16\x03\x01 what is this\r\n\r\n")
+    raw.send(data + b"\r\n\r\n")
     answer = raw.read_all()
     assert answer.startswith(b"HTTP/1.1 400")
     assert json.loads(answer.split(b"\r\n\r\n")[1])["error"]["code"] == "invalid_http"

@@ -361,7 +361,8 @@ async def _abort(gateway: Gateway, request: Request, rid: str) -> Response:
 
 
 async def _body(gateway: Gateway, request: Request) -> bytes:
-    """The whole body, within its bounds. Raises TooLarge, Slow; ClientDisconnect if the client leaves."""
+    """The whole body, within its bounds. Raises TooLarge, Slow, Invalid; ClientDisconnect if the client leaves."""
+    _check_codings(request)
     most = gateway.settings.max_body_bytes
     said = f"the body is larger than the {most} bytes that are allowed"
     length = request.headers.get("content-length", "")
@@ -385,6 +386,16 @@ async def _body(gateway: Gateway, request: Request) -> bytes:
         gateway.incoming -= size
     request.state.read = True
     return b"".join(pieces)
+
+
+def _check_codings(request: Request) -> None:
+    """Bodies come as they are, or in chunks. Raises Invalid."""
+    for name, plain in (("content-encoding", {"identity"}), ("transfer-encoding", {"chunked", "identity"})):
+        given = ",".join(request.headers.getlist(name)).lower()
+        strange = {coding.strip() for coding in given.split(",")} - plain - {""}
+        if strange:
+            said = f"{name} {shown(min(strange))} is not supported: send the body as it is"
+            raise Invalid(said, status=415, code="unsupported")
 
 
 def _authorize(gateway: Gateway, request: Request, admin_only: bool) -> None:

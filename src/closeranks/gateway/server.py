@@ -120,10 +120,10 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
             if self.parser.should_upgrade():
                 return
             self._in_headers = False
-            self._in_body = True
             self._header_bytes = self._frame_bytes = 0
             self._disarm()
             super().on_headers_complete()
+            self._in_body = True
             if 0 < len(self.pipeline) <= PIPELINED:
                 self.flow.resume_reading()  # else nobody sees the client leave
 
