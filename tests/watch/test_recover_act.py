@@ -1,6 +1,7 @@
 """From incidents to recoveries: one at a time, what is refused for a while is tried again, what is well left alone."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -93,6 +94,22 @@ def test_each_incident_ends_with_a_plan_that_ran_or_cannot(incidents: list[str],
     recovery, told = asyncio.run(main())
     assert told == outcomes
     assert recovery.outcomes == []
+
+
+@pytest.mark.parametrize(("ago_s", "gather_s"), [(5000.0, 3600.0), (-1e6, 0.01)])
+def test_a_recovery_waits_for_others_from_the_confirmation_on(ago_s: float, gather_s: float) -> None:
+    """Not from the verdict on, and not for ever where the clock was set back meanwhile."""
+
+    async def main() -> Recovery:
+        watch = Watch("decode")
+        recovery = Recovery(watch, RECOVERED)
+        actor = Actor(recovery, watch, window_s=0.0, gather_s=gather_s)  # type: ignore[arg-type]
+        await actor.on_incident(Incident("decode", time.time() - ago_s, ()))
+        await asyncio.wait_for(asyncio.wait(actor._tasks), 20)
+        await actor.close()
+        return recovery
+
+    assert len(asyncio.run(main()).cases) == 1
 
 
 def test_another_that_acts_is_waited_for_and_followed_when_it_dies() -> None:

@@ -9,6 +9,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from closeranks.watch.snapshot import EngineSeen, Snapshot, State
 WINDOW_S = 2.0
 """How long a main thread is looked at: one that idles with little sleep makes about one switch a second."""
 GATHER_S = 3.0
-"""How long other engines may take to be confirmed too, so that one plan covers them."""
+"""How long after the confirmation of one other engines may be confirmed too, so that one plan covers them."""
 
 BUSY_S = 10.0
 """Between two tries while another process acts: it may be killed before it has come to its end."""
@@ -107,7 +108,8 @@ class Actor:
             if not self._confirmed(found.engine):
                 log.info("engine is confirmed no longer", engine=found.engine)
                 return
-            await asyncio.sleep(self._gather_s)
+            since_s = max(0.0, time.time() - found.began)  # evidence and verdict have mostly taken longer by now
+            await asyncio.sleep(max(0.0, self._gather_s - since_s))
             engines, states = self._watch.snapshot.engines, self._watch.states
             seen = {e.name for e in engines}
             gone = {n for n, state in states.items() if n not in seen and state.proof and self._recovery.knows(n)}
