@@ -212,7 +212,8 @@ def world(row: Row, model: Path, flags: Sequence[str]) -> Iterator[Served]:
             tempfile.tempdir = place
         between = stack.enter_context(Link(f"crl{os.getpid() % 10000}")) if row.where in ("link", "device") else None
         if row.where in ("local", "disk", "memory", "device"):
-            served = stack.enter_context(serve(model, *flags, *fault))
+            any_device = [("UCX_NET_DEVICES", "all")] if between else []  # not the loopback device alone
+            served = stack.enter_context(serve(model, *flags, *fault, env=any_device))
             served.link = between
             yield served
             return

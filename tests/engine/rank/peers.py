@@ -38,7 +38,7 @@ def _host(
     memories = []
     drill = injector(faults)
     for rank, pool in enumerate(pools):
-        moves = make(backend, pool, f"test-{instance:x}-{rank}", "tcp", drill)
+        moves = make(backend, pool, f"test-{instance:x}-{rank}", "tcp", True, drill)
         memories.append(pool.memory(moves.name, moves.address))
         thread = TransferThread(moves, pool, 1, lambda n: say("notice", n), lambda e: say("fault", repr(e)), 0.5, drill)
         thread.start()

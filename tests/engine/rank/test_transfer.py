@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from closeranks.engine.rank.transfer import one_host
 from closeranks.protocol import Check, Checked, Dropped, Progress, RoomId, Send, Sent
 from tests.engine.rank.peers import Host
 
@@ -13,6 +14,24 @@ BACKENDS = ["shm", pytest.param("nixl", marks=pytest.mark.slow)]
 ROOM = RoomId(1, 1)
 SPLITS = [(1, 1), (3, 2), (2, 4)]
 ALL_SPLITS = [(a, b) for a in range(1, 5) for b in range(1, 5) if (a, b) not in SPLITS]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "local"),
+    [
+        ("ipc:///run/closeranks/8000/prefill.sock", True),
+        ("tcp://127.0.0.1:7001", True),
+        ("tcp://127.8.0.1:7001", True),
+        ("tcp://localhost:7001", True),
+        ("tcp://[::1]:7001", True),
+        ("tcp://0.0.0.0:7001", False),
+        ("tcp://10.0.0.5:7001", False),
+        ("tcp://localhost.example:7001", False),
+        ("", False),
+    ],
+)
+def test_peers_of_a_leader_that_no_other_host_can_reach_are_on_this_one(endpoint: str, local: bool) -> None:
+    assert one_host(endpoint) is local
 
 
 def by_share(host: Host, sents: list[Sent]) -> list[list[int]]:

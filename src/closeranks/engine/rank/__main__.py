@@ -51,7 +51,7 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
     from .loop import Loop
     from .planes import Pool
     from .runner import Runner
-    from .transfer import TransferThread, make
+    from .transfer import TransferThread, make, one_host
     from .weights import load
 
     log = structlog.get_logger().bind(engine=settings.engine, rank=settings.rank, epoch=settings.epoch)
@@ -67,7 +67,8 @@ def serve(settings: Settings, context: "zmq.Context[zmq.Socket[bytes]]", notices
     layout = loaded.model.pages
     num_pages = settings.num_pages or layout.pages_in(settings.kv_memory, settings.page_size)
     pool = Pool(layout, num_pages, settings.page_size, settings.rank, settings.tp_size, loaded.model.device)
-    backend: Any = make(settings.transfer_backend, pool, agent_name(settings), settings.nixl_transport, faults)
+    local = one_host(settings.endpoint)
+    backend: Any = make(settings.transfer_backend, pool, agent_name(settings), settings.nixl_transport, local, faults)
     group = join(
         settings.collectives,
         settings.device,

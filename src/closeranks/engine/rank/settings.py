@@ -75,6 +75,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The ranks of a group must have met within this time (they load weights before)."""
     ranks_endpoint: str = ""
     """The leader's ROUTER for its ranks, e.g. `ipc:///run/…/ranks.sock`."""
+    endpoint: str = ""
+    """The leader's own, as its peers dial it: where no other host can reach it, NIXL keeps to the loopback device."""
     curve_key_file: str = ""
     """Key file of the deployment (`closeranks keygen`); needed for tcp endpoints."""
     fault: list[str] = []

@@ -7,7 +7,7 @@ from closeranks.faults import Injector
 from ..planes import Pool
 from .base import Backend
 from .faulty import FaultyBackend
-from .nixl import NixlBackend, available
+from .nixl import NixlBackend, available, one_host
 from .plan import PeerUnusable
 from .shm import ShmBackend
 from .worker import TransferThread
@@ -21,6 +21,7 @@ __all__ = [
     "TransferThread",
     "choose",
     "make",
+    "one_host",
 ]
 
 
@@ -35,7 +36,11 @@ def choose(wanted: str) -> str:
     return wanted or ("nixl" if available() else "shm")
 
 
-def make(wanted: str, pool: Pool, agent: str, transport: str, injector: Injector | None = None) -> Backend[Any]:
-    """The backend of a rank; `agent` names it uniquely per instance and rank. With an injector its faults act."""
-    backend: Backend[Any] = NixlBackend(pool, agent, transport) if choose(wanted) == "nixl" else ShmBackend(pool)
+def make(
+    wanted: str, pool: Pool, agent: str, transport: str, local: bool = False, injector: Injector | None = None
+) -> Backend[Any]:
+    """The backend of a rank; `agent` names it uniquely per instance and rank. `local`: its peers are on this host. With
+    an injector its faults act."""
+    nixl = choose(wanted) == "nixl"
+    backend: Backend[Any] = NixlBackend(pool, agent, transport, local) if nixl else ShmBackend(pool)
     return backend if injector is None else FaultyBackend(backend, injector)

@@ -11,6 +11,9 @@ What was measured and is relied on here:
 - The agent's own progress thread takes a whole core while idle. It is off: `poll` moves outgoing bytes and `progress`
   incoming ones, which is as fast.
 - With UCX_TLS=tcp a write is posted in milliseconds. With UCX's own choice on one host it is done inside the post.
+- UCX gives a connection lanes over every network device that it found at its start. Two processes that found different
+  ones, since some device came or went between (a container's, a VPN's), may not connect: "endpoint reconfiguration not
+  supported yet", and UCX aborts the process. On one host the loopback device is enough, and always there.
 - The library crashes at interpreter exit: the rank leaves by `os._exit`.
 """
 
@@ -126,16 +129,26 @@ class _Lane:
         return lost
 
 
+def one_host(endpoint: str) -> bool:
+    """Whether only this host can reach a leader that listens there."""
+    return endpoint.startswith(("ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]:"))
+
+
 class NixlBackend:
-    """Backend `nixl`; see `base.Backend`. `agent` must be unique per rank and instance; `transport` is UCX_TLS."""
+    """Backend `nixl`; see `base.Backend`. `agent` must be unique per rank and instance; `transport` is UCX_TLS.
+
+    With `local` all peers are on this host. Both only where the environment does not say otherwise.
+    """
 
     name = "nixl"
     receives = True
 
-    def __init__(self, pool: Pool, agent: str, transport: str = "tcp") -> None:
+    def __init__(self, pool: Pool, agent: str, transport: str = "tcp", local: bool = False) -> None:
         os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
         if transport:
             os.environ.setdefault("UCX_TLS", transport)
+        if local and os.environ.get("UCX_TLS") == "tcp":
+            os.environ.setdefault("UCX_NET_DEVICES", "lo")
         from nixl_cu12 import _bindings
         from nixl_cu12._api import nixl_agent, nixl_agent_config
 
