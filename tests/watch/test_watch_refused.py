@@ -12,7 +12,7 @@ from closeranks.watch.machine import Memory, step
 from closeranks.watch.recover_state import NOT_OURS
 from closeranks.watch.snapshot import Blind, EngineSeen, Kind, Snapshot, State
 from closeranks.watch.verdict import Judged, by_signs
-from tests.watch.looks import NAME, engine, signals
+from tests.watch.looks import NAME, Film, engine, signals
 
 PREFILL = "prefill-31021"
 REFUSED = {"ok": False, "answered": True, "said": "HTTP 500"}
@@ -26,6 +26,7 @@ class PairFilm:
 
     def __init__(self, kind: Kind = "sglang", before: float = 0.0) -> None:
         self.at, self.kind, self.ticks, self.tokens, self.base = 1000.0, kind, 0.0, 5.0, 500
+        self.made = 0.0
         self.memory = Memory()
         self.refused = {"decode": before, "prefill": before}
 
@@ -46,11 +47,14 @@ class PairFilm:
         paused: bool = False,
         life: int | None = None,
         after: float = 1.0,
+        held: dict[str, dict[str, float]] | None = None,
+        prefill_tokens: float = 0.0,
     ) -> str:
-        """One look; the phase of decode that follows."""
+        """One look; the phase of decode that follows. `held`: role → queue → requests."""
         self.at += after
         self.ticks += 1
         self.tokens += tokens
+        self.made += prefill_tokens
         self.base = life or self.base
         self.refused["decode"] += fails
         self.refused["prefill"] += fails if prefill_fails is None else prefill_fails
@@ -63,7 +67,9 @@ class PairFilm:
                     "at": self.at, "pid": float(p.pid), "start": 1.0, "state": "S", "switches": self.ticks,
                     "ticks": self.ticks, "frozen": False}  # fmt: skip
             up = seen.name != starting
-            found: dict[str, Any] = {"running": 0.0, "held": False, "at": self.at, "tokens": self.tokens}
+            queues = (held or {}).get(seen.role, {})
+            made = self.tokens + (self.made if seen.role == "prefill" else 0.0)
+            found: dict[str, Any] = {"running": 0.0, "held": bool(queues), "at": self.at, "tokens": made, **queues}
             found |= {"steps": self.ticks, "up": float(up), "unhealthy": ""} if self.kind == "closeranks" else {}
             found |= {f"busy_{n}": self.ticks for n in range(4)} if self.kind == "sglang" else {}
             if (refused := self.refused[seen.role]) or self.kind != "sglang":  # the series appear with the first
@@ -238,3 +244,36 @@ def test_a_diagnosis_that_finds_nothing_does_not_speak_against_the_signs() -> No
     assert "9 hand-overs failed" in found.summary
     named = Judged("STALE_PEER", "shown", "x")
     assert by_signs(named, "KV_TRANSFER", "y") == named
+
+
+@pytest.mark.parametrize("asked", [0.0, 1.0])
+def test_a_pair_whose_sender_is_dead_stays_confirmed_until_a_token_comes_out_of_it(asked: float) -> None:
+    """Clients give up and ask again: prefill makes a token of each request that gets no further. Nobody may ask."""
+    film = settled()
+    how: dict[str, Any] = {"probe": HANGS, "held": {"decode": {"running": 2.0}, "prefill": {"inflight": 5.0}}}
+    film.looks(14, **how)
+    for _ in range(9):
+        film.look(**how, prefill_tokens=asked)
+        film.looks(4, **how)
+        assert {film.state.phase, film.memory.states[PREFILL].phase} == {"confirmed"}
+    assert film.state.cls == "KV_TRANSFER"
+    film.looks(12, tokens=1)
+    assert {film.state.phase, film.memory.states[PREFILL].phase} == {"healthy"}
+
+
+def test_an_engine_that_hands_over_to_one_not_in_view_is_let_go_by_what_it_finishes() -> None:
+    film = Film(engine(role="prefill", name=PREFILL))
+    film.looks(6)
+    how: dict[str, Any] = {"numbers": {"inflight": 3.0, "finished": 20.0}, "tokens": "stands"}
+    film.looks(70, **how)
+    assert film.look(**how, probe={"ok": False}) == "confirmed"
+    more = [film.look(numbers={"inflight": 3.0, "finished": 20.0}, tokens="moves") for _ in range(15)]
+    assert set(more) == {"confirmed"}, "tokens that it makes itself"
+    again = [film.look(numbers={"inflight": 3.0, "finished": 20.0 + n}) for n in range(15)]
+    assert again[-1] == "healthy"
+
+
+def test_a_stall_that_a_diagnosis_cannot_name_is_not_sound() -> None:
+    busy = Judged("NOT_HUNG_SLOW_OR_CAPACITY", "likely", "token counters of prefill grow")
+    found = by_signs(busy, "UNDETERMINED", "requests are held")
+    assert (found.cls, found.certainty) == ("UNDETERMINED", "undetermined")

@@ -73,6 +73,8 @@ class Past(msgspec.Struct, frozen=True):
     """Of the hand-overs to it."""
     cls: str = ""
     """The class of verdict that its confirmation rests on, where that has one."""
+    holds: bool = False
+    """That confirmation is of requests that it holds."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -118,8 +120,9 @@ def step(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> Memory
 
 
 def urgent(memory: Memory, snapshot: Snapshot, limits: Limits = DEFAULT) -> frozenset[str]:
-    """Engines worth reading more often: suspects, and those whose main threads have begun to stand."""
-    found = {name for name, state in memory.states.items() if state.phase == "suspect"}
+    """Engines worth reading more often: suspects, those that only a token lets go of, which one of our own requests
+    may bring, and those whose main threads have begun to stand."""
+    found = {n for n, s in memory.states.items() if s.phase == "suspect" or (s.phase == "confirmed" and s.cls)}
     for engine in snapshot.engines:
         view = View(engine, snapshot, memory.tracks, memory.states)
         unheard = view.says("http", "accepts") and not view.says("http", "answers")
@@ -191,9 +194,11 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
     if stopped:
         return "confirmed", stopped, msgspec.structs.replace(own, proof=True, cls="")
     if before is not None and before.phase == "confirmed":
-        moved = own.moving is not None and at - own.moving >= limits.again_s and advances(view, limits)
-        if own.cls:  # nothing is held meanwhile, and the loop turns: only a token shows that the path works again
-            moved = moved and own.refusals.served > before.since
+        moved = own.moving is not None and at - own.moving >= limits.again_s
+        if own.cls:  # its loop turned all the time, and it may hold nothing: a token shows that the path works
+            moved = moved and (own.refusals.served > before.since or (own.holds and rules.no_work(view)))
+        else:
+            moved = moved and advances(view, limits)
         if own.proved or not moved:
             return "confirmed", before.why, own
     back = rules.held_back(view)
@@ -202,7 +207,11 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
     found = [s for s in suspicions(view, limits, own.pace_s, own.refusals) if s.signs]
     sure = next((s for s in found if s.enough and not s.excluded), None)
     if sure is not None:
-        return "confirmed", sure.signs, msgspec.structs.replace(own, proved=False, proof=False, cls=sure.cls)
+        return (
+            "confirmed",
+            sure.signs,
+            msgspec.structs.replace(own, proved=False, proof=False, cls=sure.cls, holds=sure.holds),
+        )
     maybe = next((s for s in found if s.open), None)
     if maybe is not None:
         return "suspect", maybe.signs, msgspec.structs.replace(own, supported=at)

@@ -38,7 +38,7 @@ class Refusals(msgspec.Struct, frozen=True):
     last: float = float("-inf")
     """When the newest was."""
     served: float = float("-inf")
-    """When a token was last seen to come."""
+    """When a token was last seen to come; of one that hands over, from those that it hands over to."""
     probes: int = 0
     """Requests of our own since then that were answered with an error, in a row."""
     probed: float = float("-inf")
@@ -50,15 +50,14 @@ class Refusals(msgspec.Struct, frozen=True):
 
 
 def follow(view: View, old: Refusals, limits: Limits) -> Refusals:
-    """What is known after one more look at an engine. Nothing is followed of one that hands over to others: whether
-    their requests are served is seen where they are decoded."""
+    """What is known after one more look at an engine. Of one that hands over to others only the tokens that come of it
+    are followed: whether its requests are served is seen where they are decoded."""
     if view.engine.role == "prefill":
-        return old
+        return msgspec.structs.replace(old, served=_served(view, old.served))
     at, signal = view.snapshot.at, _signal(view)
     sides = {side.engine.name: side for side in (view, *view.peers())}
     counts = {n: s.number(signal, "refused") or 0.0 for n, s in sides.items() if s.values(signal) is not None}
-    tokens = view.track(signal, "tokens")
-    served = max(old.served, tokens.changed) if tokens is not None and tokens.moved else old.served
+    served = _served(view, old.served)
     peers = frozenset((p.engine.name, h.pid, h.start_time) for p in view.peers() if (h := p.engine.head) is not None)
     changed = old.peers is not None and old.peers != peers
     blocked = at if changed or held_back(view) or _phases(view, ("excluded",)) else old.blocked
@@ -73,6 +72,18 @@ def follow(view: View, old: Refusals, limits: Limits) -> Refusals:
         since = old.since if old.rises else at
         now = msgspec.structs.replace(now, grown=grown, rises=old.rises + 1, since=since, last=at)
     return _probed(view, now)
+
+
+def _served(view: View, before: float) -> float:
+    """When something last came out of the path that an engine is part of. One that hands over makes a token of every
+    request, also of those that get no further: what counts are those of the engines that it hands over to; what it
+    finished, where they are not in view."""
+    prefill = view.engine.role == "prefill"
+    ends = [*view.peers()] if prefill else [view]
+    tracks = [side.track(_signal(side), "tokens") for side in ends]
+    if prefill and not ends:
+        tracks = [view.track(_signal(view), "finished")]
+    return max([before, *(track.changed for track in tracks if track is not None and track.moved)])
 
 
 def _probed(view: View, now: Refusals) -> Refusals:

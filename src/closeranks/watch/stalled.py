@@ -40,7 +40,17 @@ def stalled(view: View, limits: Limits, pace_s: float | None) -> Suspicion:
         lambda: _helpers_stand(view) if long else None,
     ]
     found = [evidence for ask in seconds if (evidence := ask()) is not None]
-    return Suspicion((sign, *found), enough=bool(found))
+    return Suspicion((sign, *found), enough=bool(found), cls=_class_of(view), holds=True)
+
+
+_ON_THE_WAY = ("bootstrap", "inflight", "prealloc", "transfer")
+"""Queues of requests between two engines."""
+
+
+def _class_of(view: View) -> str:
+    """What the stall is where a diagnosis finds the engine well: at least no sound one."""
+    counts = (side.number("counters", name) or 0 for side in (view, *view.peers()) for name in _ON_THE_WAY)
+    return "KV_TRANSFER" if any(count > 0 for count in counts) else "UNDETERMINED"
 
 
 LOOKED_AT_S = 25.0

@@ -48,11 +48,12 @@ def beside_proof(judged: Judged, proof: str) -> Judged:
 
 def by_signs(judged: Judged, cls: str, signs: str) -> Judged:
     """A diagnosis that finds nothing where the watch has seen a fault that has a class of its own is that class, and
-    likely; its reports stay as they are. `signs`: what was seen, in words."""
+    likely, or undetermined; its reports stay as they are. `signs`: what was seen, in words."""
     if judged.cls not in SOUND | {NONE.cls}:
         return judged
     said = f"{signs}; what else was kept does not tell more ({judged.cls}: {judged.summary})"
-    return msgspec.structs.replace(judged, cls=cls, certainty="likely", summary=said[:500])
+    certainty = NONE.certainty if cls == NONE.cls else "likely"
+    return msgspec.structs.replace(judged, cls=cls, certainty=certainty, summary=said[:500])
 
 
 def cpu_s(pid: int) -> float:
