@@ -1,7 +1,10 @@
 """`closeranks diagnose`: exit codes, forms of output, the schema."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -134,3 +137,64 @@ def test_every_rule_is_documented() -> None:
 
     text = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text()
     assert [r.name for r in rules() if f"`{r.name}`" not in text] == []
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "closeranks.cli.main", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, check=False, timeout=120, **options)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [("nowhere/x", "No such file"), (".", "Is a directory"), ("/dev/full", "No space left")],
+)
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_output_that_cannot_be_written_is_said_and_no_finding(
+    to: str, message: str, form: list[str], tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", *form, "-o", to, write(tmp_path, "seed-004-pd-nixl-abort")]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert to in said.err
+    assert not said.out
+
+
+@pytest.mark.parametrize("command", [["diagnose"], ["diagnose", "--html"], ["audit"], ["audit", "--json"]])
+def test_a_full_or_closed_standard_output_is_said(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python -m sglang.launch_server --tp 2\n")
+    with open("/dev/full", "w") as full:
+        ran = run(*command, str(tmp_path), stdout=full)
+    assert (ran.returncode, ran.stderr.count(b"\n")) == (2, 1), ran.stderr
+    assert b"standard output cannot be written: No space left" in ran.stderr
+    ran = run(*command, str(tmp_path), preexec_fn=lambda: os.close(1))
+    assert (ran.returncode, ran.stderr.count(b"\n")) == (2, 1), ran.stderr
+    assert b"standard output is closed" in ran.stderr
+
+
+def test_a_closed_standard_input_is_said() -> None:
+    ran = run("diagnose", "-", stdout=subprocess.PIPE, preexec_fn=lambda: os.close(0))
+    assert (ran.returncode, ran.stdout) == (2, b"")
+    assert b"standard input is closed" in ran.stderr
+
+
+def test_a_pipe_of_a_shell_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "worker.log").write_text(dict(evidence_of("dynamo-13088-no-handler"))["worker.log"])
+    shell = f"{sys.executable} -m closeranks.cli.main diagnose --json <(cat {tmp_path}/worker.log)"
+    ran = subprocess.run(["bash", "-c", shell], capture_output=True, check=False, timeout=120)
+    assert json.loads(ran.stdout)["findings"][0]["class"] == "ROUTER", ran.stderr
+
+
+def test_names_of_any_bytes_are_printed(tmp_path: Path, capsys) -> None:
+    (tmp_path / os.fsdecode(b"bad\xff.log")).write_text(dict(evidence_of("dynamo-13088-no-handler"))["worker.log"])
+    for form in ([], ["--json"], ["--markdown"], ["--issue"], ["--html"]):
+        assert main(["diagnose", *form, str(tmp_path)]) == 1
+        assert r"bad\xff.log" in capsys.readouterr().out.replace("\\\\", "\\")
+    assert main(["diagnose", ""]) == 2
+
+
+def test_an_output_that_knows_no_unicode_gets_escapes(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ran = run("diagnose", write(tmp_path, "seed-004-pd-nixl-abort"), stdout=subprocess.PIPE, env=environment)
+    assert ran.returncode == 1, ran.stderr
+    assert b"Verdict" in ran.stdout

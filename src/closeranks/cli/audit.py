@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from closeranks.cli._output import NotWritten, write
+
 _PROGRAM = re.compile(r"python[\d.]*|vllm|sglang|trtllm-serve")
 _NOTHING = "no engine, model or installation was recognised in what was given"
 HELP = "audit flags, units, model folders and installed engines for what is known to wedge, leak or corrupt"
@@ -56,11 +58,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"closeranks audit: {error}", file=sys.stderr)
         return 2
     if args.sarif:
-        print(json.dumps(to_sarif(report, rules), indent=2))
+        text = json.dumps(to_sarif(report, rules), indent=2)
     elif args.json:
-        print(json.dumps(to_json(report), indent=2, ensure_ascii=False))
+        text = json.dumps(to_json(report), indent=2, ensure_ascii=False)
     else:
-        print(to_text(report, diffs=args.wheel is not None))
+        text = to_text(report, diffs=args.wheel is not None)
+    try:
+        write(text + "\n")
+    except NotWritten as error:
+        print(f"closeranks audit: {error}", file=sys.stderr)
+        return 2
     if any(finding.severity != "note" for finding in report.findings):
         return 1
     judged = [engine for engine in deployment.engines if engine.judged]

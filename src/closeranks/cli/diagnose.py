@@ -1,11 +1,13 @@
 """`closeranks diagnose PATH…`: evidence in, a verdict out."""
 
 import argparse
+import io
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
+from closeranks.cli._output import NotWritten, write
 from closeranks.diagnose.audit.sources.installed import Damaged, compare, site_packages_of
 from closeranks.diagnose.facts import Setting, Src
 from closeranks.diagnose.judge import diagnose_paths
@@ -55,10 +57,14 @@ def run(args: argparse.Namespace) -> int:
     except Damaged as e:
         print(f"closeranks diagnose: --site {args.site}: {e}", file=sys.stderr)
         return 2
-    except FileNotFoundError as e:
+    except OSError as e:  # a path that is not there, or that cannot be read as evidence
         print(f"closeranks diagnose: {e}", file=sys.stderr)
         return 2
-    _write(args, verdict)
+    try:
+        write(_text(args, verdict), args.output)
+    except NotWritten as e:
+        print(f"closeranks diagnose: {e}", file=sys.stderr)
+        return 2
     return exit_code(verdict)
 
 
@@ -79,21 +85,17 @@ def exit_code(verdict: Verdict) -> int:
     return 0 if verdict.main.cls in SOUND else 1
 
 
-def _write(args: argparse.Namespace, verdict: Verdict) -> None:
+def _text(args: argparse.Namespace, verdict: Verdict) -> str:
+    """The verdict in the form that was asked for; for a terminal in its colours and width."""
     if args.json or args.markdown or args.issue or args.html:
         make = json_report.render if args.json else markdown.render if args.markdown else None
         text = make(verdict) if make else (markdown.issue if args.issue else page.render)(verdict)
-        text = text if text.endswith("\n") else text + "\n"
-        if args.output:
-            Path(args.output).write_text(text, encoding="utf-8")
-        else:
-            sys.stdout.write(text)
-        return
-    if args.output:
-        with Path(args.output).open("w", encoding="utf-8") as f:
-            terminal.show(verdict, Console(file=f, width=120))
-    else:
-        terminal.show(verdict, Console(highlight=False))
+        return text if text.endswith("\n") else text + "\n"
+    there = Console()
+    out = io.StringIO()
+    width, colours = (120, False) if args.output else (there.width, there.is_terminal)
+    terminal.show(verdict, Console(file=out, width=width, force_terminal=colours, highlight=False))
+    return out.getvalue()
 
 
 def _list(args: argparse.Namespace) -> None:

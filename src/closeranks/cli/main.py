@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         code: int = args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where it was closed when we began
+            sys.stdout.flush()
     except BrokenPipeError:  # whoever read our output has left (`| head`): nothing more to say, and nothing to report
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
