@@ -26,6 +26,7 @@ def test_a_log_that_nobody_reads_holds_no_client_and_no_shutdown(tmp_path: Path)
             assert raw.read_until(b"}}").startswith(b"HTTP/1.1 404")
         raw.close()
         assert call(running.url + "/health")[0] == 200
+        assert b"closeranks_lost_log_lines_total 0.0" in call(running.url + "/metrics")[2]
         assert call(running.url + "/v1/chat/completions", chat(max_tokens=3))[0] == 200
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(20) == 0

@@ -1,5 +1,6 @@
 """What `/metrics` shows: the gateway's own counters, and the engines' from their last Status, labelled by engine."""
 
+import sys
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -8,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from closeranks.gateway.resume import Requests
 from closeranks.gateway.router import Router
+from closeranks.output import Unblocking
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -76,6 +78,8 @@ class _Known(Collector):
             else:
                 yield CounterMetricFamily(f"closeranks_gateway_{name}", f"Gateway: {name.replace('_', ' ')}", value)
         yield resumed
+        lost = sys.stderr.lost if isinstance(sys.stderr, Unblocking) else 0
+        yield CounterMetricFamily("closeranks_lost_log_lines", "Log lines that nobody took", lost)
         yield from self._engines()
 
     def _engines(self) -> Iterator[Metric]:
