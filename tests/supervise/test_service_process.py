@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+import pytest
+
 HERE = Path(__file__).parent
 NOFILE = resource.RLIMIT_NOFILE
 
@@ -80,6 +82,7 @@ def test_a_terminal_that_is_closed_ends_it_as_sigterm_does(tmp_path: Path) -> No
         assert service.ends(signal.SIGHUP) == 0
 
 
+@pytest.mark.slow
 def test_under_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:
     with toy(tmp_path, subprocess.DEVNULL, "nohup") as service:
         service.process.send_signal(signal.SIGHUP)

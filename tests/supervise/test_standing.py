@@ -98,15 +98,15 @@ def test_a_loop_that_sleeps_again_and_again_within_one_turn_is_found(tmp_path: P
 
 def test_a_loop_that_turns_is_left_alone_and_one_whose_beats_cannot_be_seen_too(tmp_path: Path) -> None:
     with running(tmp_path, "goes on") as (_, loop):
-        assert first_fault(loop, 1.5) is None
-        assert first_fault(loop, 1.5, (tmp_path / "heartbeat").unlink) is None  # it comes again
+        assert first_fault(loop, 1.0) is None
+        assert first_fault(loop, 1.0, (tmp_path / "heartbeat").unlink) is None  # it comes again
         assert loop.begun
 
 
 def test_a_disk_that_takes_no_beat_is_no_fault_of_the_loop(tmp_path: Path) -> None:
     with running(tmp_path, "loops") as (_, loop):
         (tmp_path / "settings").unlink()
-        assert first_fault(loop, 3.0, (tmp_path / "now").touch) is None
+        assert first_fault(loop, 2.0, (tmp_path / "now").touch) is None
 
 
 def test_one_that_never_begins_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
