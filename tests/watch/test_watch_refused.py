@@ -69,8 +69,16 @@ class PairFilm:
             up = seen.name != starting
             queues = (held or {}).get(seen.role, {})
             made = self.tokens + (self.made if seen.role == "prefill" else 0.0)
-            found: dict[str, Any] = {"running": 0.0, "held": bool(queues), "at": self.at, "tokens": made, **queues}
+            found: dict[str, Any] = {
+                "running": 0.0,
+                "held": bool(queues),
+                "finished": 7.0,
+                "at": self.at,
+                "tokens": made,
+                **queues,
+            }
             found |= {"steps": self.ticks, "up": float(up), "unhealthy": ""} if self.kind == "closeranks" else {}
+            found["sends"] = queues.get("inflight", 0) > 0
             found |= {f"busy_{n}": self.ticks for n in range(4)} if self.kind == "sglang" else {}
             if (refused := self.refused[seen.role]) or self.kind != "sglang":  # the series appear with the first
                 found["refused"] = refused
@@ -277,3 +285,20 @@ def test_a_stall_that_a_diagnosis_cannot_name_is_not_sound() -> None:
     busy = Judged("NOT_HUNG_SLOW_OR_CAPACITY", "likely", "token counters of prefill grow")
     found = by_signs(busy, "UNDETERMINED", "requests are held")
     assert (found.cls, found.certainty) == ("UNDETERMINED", "undetermined")
+
+
+def test_a_dead_sender_is_seen_while_clients_come_again_all_the_time() -> None:
+    """Decode, whose gauges may be old, holds nothing by them."""
+    film = settled()
+    for _ in range(8):
+        film.looks(3, probe=HANGS, held={"prefill": {"inflight": 5.0, "running": 1.0}}, prefill_tokens=1.0)
+    assert film.memory.states[PREFILL].phase == "confirmed"
+    assert film.memory.states[PREFILL].cls == "KV_TRANSFER"
+
+
+def test_a_prompt_that_took_long_and_is_then_handed_over_is_no_stall() -> None:
+    film = settled()
+    film.looks(60, held={"prefill": {"running": 1.0}})
+    for _ in range(4):
+        film.look(probe=HANGS, held={"prefill": {"inflight": 1.0}}, prefill_tokens=1.0)
+        assert film.memory.states[PREFILL].phase != "confirmed"

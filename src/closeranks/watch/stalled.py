@@ -85,12 +85,20 @@ def _own_stalled(view: View, limits: Limits) -> Suspicion:
 
 
 def stalled_s(view: View) -> float:
-    """For how long requests are held and nothing advances, by the counters; 0 when that is not known."""
+    """For how long requests are held and nothing advances, by the counters; 0 when that is not known.
+
+    While a prefill engine hands over, only what it finishes is an advance: where nobody sends any more, it goes on to
+    make a token of every request that comes, and clients that give up come again.
+    """
     held = view.track("counters", "held")
     if held is None or held.value is not True:
         return 0.0
     flats = [t.flat_s for name in ("tokens", "finished", "prompted") if (t := view.track("counters", name)) is not None]
-    return min([held.flat_s, *flats]) if flats else 0.0
+    waited = min([held.flat_s, *flats]) if flats else 0.0
+    sends, finished = view.track("counters", "sends"), view.track("counters", "finished")
+    if view.engine.role == "prefill" and sends is not None and sends.value is True and finished is not None:
+        return max(waited, min(sends.flat_s, finished.flat_s))
+    return waited
 
 
 def advances(view: View, limits: Limits) -> bool:

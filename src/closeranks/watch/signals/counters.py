@@ -164,7 +164,8 @@ class CountersSignal:
         if busy and all(values[name] > before.get(name, values[name]) for name in busy):
             self._turning.add(engine.name)
         values = self._before[engine.name] = steady(values, before)
-        return engine.name, {**values, "held": held(values), "at": at}
+        sends = values.get("inflight", 0) > 0
+        return engine.name, {**values, "held": held(values), "sends": sends, "at": at}
 
     def turns(self, name: str) -> bool:
         """Whether the seconds of this engine's loops were read at the last look, and had grown."""
