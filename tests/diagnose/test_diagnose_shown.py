@@ -65,6 +65,54 @@ def gil(version: str, pid: int = 7) -> str:
     return text.replace("Python v3.12.7", f"Python v{version}")
 
 
+def kill(task: str, pid: int, at: str = "81123.118300") -> str:
+    return f"[{at}] Memory cgroup out of memory: Killed process {pid} ({task}) total-vm:9kB, anon-rss:9kB\n"
+
+
+def ps(*rows: tuple[int, str]) -> str:
+    return "  PID  PPID STAT %CPU COMMAND\n" + "".join(f" {pid} 1 Sl 1.0 {title}\n" for pid, title in rows)
+
+
+def orphan(at: str, request: str) -> str:
+    return f"[2026-10-03 {at}] Received output for rid='{request}' but the state was deleted in TokenizerManager.\n"
+
+
+def failed(at: str, room: int, state: str = "WaitingForInput") -> str:
+    return f"[2026-10-03 {at} TP0] Decode transfer failed for request rank=0 decode_req.req.rid='q{room}' decode_req.req.bootstrap_room={room} with exception KVTransferError(bootstrap_room={room}): Request {room} timed out after 300.0s in KVPoll.{state}\n"
+
+
+def leg(at: str) -> str:
+    return f"2026-10-03 {at} ERROR prefill request failed: status=400 request_id=abc\n"
+
+
+def report(missing: str) -> str:
+    return f"Not all ranks joining collective: sequence number: 31117\ngroup info: 0:default_pg\ncollective: nccl:all_reduce\nmissing ranks: {{{missing}}}\nworld size: 4\n"
+
+
+IDLE = dump(
+    S + "0", ("recv_pyobj (zmq/sugar/socket.py:989)", "recv_requests (request_receiver.py:70)", *LOOP)
+) + "".join(dump(S + str(i), HEAD + LOOP, pid=100 + i) for i in range(1, 4))
+NOTHING = 'sglang:num_running_reqs{tp_rank="0"} 0.0\nsglang:num_queue_reqs{tp_rank="0"} 0.0\n'
+IN_USE = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n"
+UP = "[2026-10-03 {}] The server is fired up and ready to roll!\n"
+SIZE = "(EngineCore pid=1) INFO 11-20 09:00:00 [kv_cache_utils.py:1000] GPU KV cache size: 98,304 tokens\n"
+FITS = "(EngineCore pid=1) INFO 11-20 09:00:00 [kv_cache_utils.py:1005] Maximum concurrency for 131,072 tokens per request: {}x\n"
+OPTIONAL = """(Worker_TP0 pid=101) Traceback (most recent call last):
+(Worker_TP0 pid=101)   File "/opt/x/utils.py", line 58, in _lazy_init
+(Worker_TP0 pid=101)     import fast_kernels
+(Worker_TP0 pid=101) ModuleNotFoundError: No module named 'fast_kernels'
+"""
+REFUSED = "".join(
+    f'(APIServer pid=10) INFO:     10.0.0.1:4{i}000 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
+    for i in range(4)
+)
+SHARDS = (
+    "(Worker_TP0 pid=101) Loading safetensors checkpoint shards:  {}% Completed | {}/163 [01:12<11:05,  4.53s/it]\n"
+)
+LISTENS = 'LISTEN 129    128    0.0.0.0:30000 0.0.0.0:* users:(("python3",pid=4000,fd=9))\n'
+UNREAD = "".join(
+    f'ESTAB  {900 + i} 0 10.0.0.1:30000 10.0.0.9:5{i:04} users:(("python3",pid=4000,fd=9))\n' for i in range(9)
+)
 KERNEL = "*      0      -   0 9912 Active 0xffffffff (132,1,1) (384,1,1) fused_moe_kernel<<<(132,1,1)>>> ()\n"
 CUDA_GDB = (
     "(cuda-gdb) info cuda kernels\n"
@@ -127,6 +175,25 @@ ALLOWED: list[tuple[str, Bundle, tuple[str, ...]]] = [
         [("s.txt", ENTRY_ASKS), ("d.log", "".join(decode(f"09:00:{i:02}", gen=5000) for i in range(40)))],
         ("FRONTEND_OR_CPU_BOUND*", *LIVE),
     ),
+    ("a-kill-of-a-former-life", [("s.txt", APART), ("engine.log", decode("05:01:40") + HUNG), ("dmesg.txt", kill("sglang::schedul", 88121))], (DESYNC,)),
+    ("a-kill-before-the-engine-came-up", [("engine.log", UP.format("04:00:00") + decode("05:01:40") + HUNG), ("dmesg.txt", kill("sglang::schedul", 9, "Sat Oct 03 03:00:00 2026"))], ("UNDETERMINED",)),
+    ("a-foreign-python-on-one-host-of-two", [("s.txt", ranks(tp(2, SYNC + LOOP))), ("engine.log", HUNG[:-400]), ("flags.txt", "python3 -m sglang.launch_server --tp 4 --nnodes 2\n"), ("ps.txt", ps((4000, S + "0"), (4001, S + "1"))), ("dmesg.txt", kill("python3", 1777))], ("SYMMETRIC_WAIT", "UNDETERMINED")),
+    ("a-foreign-python-and-a-list-that-lacks-a-rank", [("s.txt", ranks(tp(3, FORWARD + LOOP))), ("engine.log", HUNG), ("ps.txt", ps(*((4000 + i, S + str(i)) for i in range(3)))), ("dmesg.txt", kill("python3", 1777))], ("DEAD_PEER*",)),
+    ("a-server-that-is-nobodys", [("s.txt", APART), ("engine.log", decode("05:01:40") + HUNG), ("dmesg.txt", kill("redis-server", 311))], (DESYNC,)),
+    ("a-second-start-beside-an-engine-that-stands", [("old/s.txt", APART), ("old/engine.log", decode("05:01:40") + HUNG), ("again.log", IN_USE)], (DESYNC,)),
+    ("a-compilation-that-ended-hours-ago", [("s.txt", ranks(tp(2, SYNC + LOOP))), ("engine.log", "[2026-10-03 01:00:00 TP0] Entering DeepGEMM JIT Pre-Compile session.\nDeepGEMM warmup:   1%|1  | 300/32768 [00:03<05:24, 100.11it/s]\nDeepGEMM warmup: 100%|###| 32768/32768 [05:11<00:00, 105.3it/s]\n" + UP.format("01:20:00") + decode("05:01:40") + HUNG)], ("SYMMETRIC_WAIT", "DEVICE_HANG", "UNDETERMINED")),
+    ("an-optional-import-and-a-start-that-goes-on", [("v.log", OPTIONAL + REFUSED + SHARDS.format(10, 16) + SHARDS.format(22, 36))], ("NOT_HUNG_SLOW_OR_CAPACITY", "STARTUP", "UNDETERMINED")),
+    ("idle-and-nobody-accepts", [("s.txt", IDLE), ("m1.txt", NOTHING), ("m2.txt", NOTHING), ("ss.txt", LISTENS)], ("FRONTEND_OR_CPU_BOUND*", "UNDETERMINED")),
+    ("idle-and-nobody-reads", [("s.txt", IDLE), ("m1.txt", NOTHING), ("m2.txt", NOTHING), ("ss.txt", UNREAD)], ("FRONTEND_OR_CPU_BOUND*", "UNDETERMINED")),
+    ("three-aborts-in-two-hours", [("engine.log", decode("08:00:01") + "".join(orphan(f"0{8 + i}:10:00", f"r{i}") + decode(f"0{8 + i}:10:40") for i in range(3)))], LIVE),
+    ("aborts-of-one-minute", [("engine.log", decode("08:00:01") + "".join(orphan(f"08:10:0{i}", f"r{i}") for i in range(4)) + decode("08:11:40"))], ("REQUEST_LEAK*", *LIVE)),
+    ("five-hours-of-transfers-after-a-restart", [("decode/decode.log", decode("08:00:01", more="pre-allocated usage: 0.01, ") + UP.format("09:00:00") + "".join(decode(t, more="pre-allocated usage: 0.01, ") for t in ("09:10:01", "13:59:01")) + "".join(failed(f"14:0{i}:00", 770 + i) for i in range(5)))], ("KV_TRANSFER", "UNDETERMINED")),
+    ("prefill-was-replaced-hours-before", [("decode/decode.log", "".join(decode(t, more="pre-allocated usage: 0.01, ") for t in ("08:00:01", "13:59:01")) + "".join(failed(f"14:0{i}:00", 770 + i) for i in range(5))), ("prefill/prefill.log", UP.format("09:00:00"))], ("KV_TRANSFER", "UNDETERMINED")),
+    ("another-requests-failure-of-hours-before", [("router.log", leg("08:00:00")), ("decode.log", failed("10:04:00", 991))], ("KV_TRANSFER*", "UNDETERMINED")),
+    ("a-cache-that-the-engine-says-is-large-enough", [("v.log", SIZE + FITS.format("2.10") + "".join(stats(m, 0.0, 0, 1, 0.0) for m in range(4)))], ("UNSCHEDULABLE_REQUEST*", "UNDETERMINED")),
+    ("missing-files-of-recorders", [("fr.txt", report("2, 3")), ("ls.txt", "nccl_trace_rank_0\nnccl_trace_rank_1\n")], ("UNDETERMINED",)),
+    ("recorders-that-may-be-incomplete", [("fr.txt", report("3")), ("sh.txt", "$ torchfrtrace --allow-incomplete-ranks dumps\n")], ("UNDETERMINED",)),
+    ("a-report-alone", [("fr.txt", report("3"))], ("MISSING_PARTICIPANT*",)),
 ]  # fmt: skip
 
 SHOWN: list[tuple[str, Bundle, str]] = [
@@ -137,6 +204,16 @@ SHOWN: list[tuple[str, Bundle, str]] = [
     ("loads-a-module-beside-a-spinning-device", [("s.txt", ONE_LOADS), ("smi.csv", smi((98, 150), (0, 70)))], "HOST_DEVICE_INTERLOCK"),
     ("asks-a-peer-and-tokens-come-slowly", [("s.txt", ENTRY_ASKS), ("d.log", decode("08:00:01", gen=1900.2) + "".join(decode(f"08:00:{s}", gen=88.1) for s in (10, 20, 30)))], "FRONTEND_OR_CPU_BOUND"),
     ("asks-a-peer-in-two-dumps", [("s1.txt", ENTRY_ASKS), ("s2.txt", ENTRY_ASKS)], "FRONTEND_OR_CPU_BOUND"),
+    ("a-kill-of-a-rank-that-is-missed", [("s.txt", ranks(tp(3, FORWARD + LOOP))), ("engine.log", decode("05:01:40") + HUNG), ("ps.txt", ps(*((4000 + i, S + str(i)) for i in range(3)))), ("flags.txt", "python3 -m sglang.launch_server --tp 4\n"), ("dmesg.txt", kill("sglang::schedul", 4003))], "DEAD_PEER"),
+    ("a-kill-of-a-rank-that-was-dumped-before", [("s.txt", APART), ("engine.log", decode("05:01:40") + HUNG), ("ps.txt", ps(*((4000 + i, S + str(i)) for i in range(3)))), ("dmesg.txt", kill("sglang::schedul", 4003))], "DEAD_PEER"),
+    ("a-cache-server-that-a-request-waits-for", [("s.txt", IDLE), ("m.txt", NOTHING.replace("queue_reqs{tp_rank=\"0\"} 0.0", "queue_reqs{tp_rank=\"0\"} 1.0")), ("dmesg.txt", kill("mooncake_master", 311))], "IPC_OR_EXTERNAL_LOST"),
+    ("a-port-in-use", [("start.log", IN_USE)], "STARTUP"),
+    ("an-import-that-ended-the-worker", [("v.log", OPTIONAL + REFUSED)], "CRASH_LOOKS_LIKE_HANG"),
+    ("output-of-one-request-again-and-again", [("engine.log", "".join(orphan(f"08:1{i}:00", "r1") + decode(f"08:1{i}:30") for i in range(4)))], "REQUEST_LEAK"),
+    ("a-restart-since-when-all-fail", [("decode/decode.log", decode("08:00:01", more="pre-allocated usage: 0.01, ") + UP.format("09:00:00") + "".join(failed(f"09:1{i}:00", 770 + i) for i in range(5)))], "STALE_PEER"),
+    ("a-leg-that-failed-as-the-wait-began", [("router.log", leg("09:59:01")), ("decode.log", failed("10:04:00", 991))], "ROUTER"),
+    ("a-cache-that-is-too-small", [("v.log", SIZE + FITS.format("0.75") + "".join(stats(m, 0.0, 0, 1, 0.0) for m in range(4)))], "UNSCHEDULABLE_REQUEST"),
+    ("a-rank-that-did-not-join-by-its-own-recorder", [("fr.txt", report("3")), ("ls.txt", "".join(f"nccl_trace_rank_{i}\n" for i in range(4)))], "MISSING_PARTICIPANT"),
     ("a-kernel-that-spins-in-a-stall", [("g.txt", CUDA_GDB), ("s.txt", ranks(tp(2, SYNC + LOOP))), ("engine.log", HUNG)], "DEVICE_HANG"),
 ]  # fmt: skip
 

@@ -26,7 +26,7 @@ _HARMLESS = frozenset(
     """decode_batch prefill_batch vllm_stats chunk bar http load top_row top_head ps_listing start_step started kv_size
     max_len max_concurrency paused resumed received request_count nccl_ready nccl_p2p registered_graphs host_pool
     jit_session compile recorder_dump ras_report stack_dump batch_size pool trt_iter trt_active acs_off full_mesh
-    core_wait life_began capacity kv_moved aibrix_line traceback_frame failed_collective_frame""".split()  # noqa: SIM905
+    recorder_file core_wait life_began capacity kv_moved aibrix_line traceback_frame failed_collective_frame""".split()  # noqa: SIM905
 )
 _BAD_STATUS = frozenset({408, 429, 499})
 _OURS = ("scheduler", "worker", "engine_core", "api", "detokenizer", "dp_controller", "launcher", "torch")

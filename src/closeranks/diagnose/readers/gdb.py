@@ -80,7 +80,7 @@ class CudaGdb:
 
     def line(self, line: Line) -> Iterable[Fact]:
         """A row, the absence of rows, or a spinning instruction."""
-        if m := re.match(r"^\s*(?:rank (\d+) */ *)?device (\d+)\s*$", line.text):
+        if m := re.match(r"^\s*(?:\(cuda-gdb\) )?\s*(?:rank (\d+) */ *)?device (\d+)\s*$", line.text):
             self.device = m[2]
         elif "No CUDA kernels" in line.text:
             yield Kernel(src=line.src, device=self.device, name="")

@@ -249,8 +249,11 @@ class FrTrace:
         "sequence number:",
         "Collective sequence number",
         "expected ranks:",
+        "nccl_trace_rank_",
+        "allow-incomplete-ranks",
     )
     open = False
+    _FILE = re.compile(r"nccl_trace_rank_(\d{1,5})(?!\d)")
 
     def __init__(self) -> None:
         self.head: dict[str, Value] = {}
@@ -268,6 +271,10 @@ class FrTrace:
             for rank in _ints(m[1]):
                 who = Who(kind="torch", family="torch", rank=rank)
                 yield Event(src=line.src, who=who, time=line.time, kind="fr_missing", data=dict(self.head))
+        for m in self._FILE.finditer(text):
+            yield Event(src=line.src, time=line.time, kind="recorder_file", data={"rank": int(m[1])})
+        if "allow-incomplete-ranks" in text:
+            yield Event(src=line.src, time=line.time, kind="recorder_files_incomplete")
 
     def end(self) -> Iterable[Fact]:
         """Nothing waits."""

@@ -3,6 +3,9 @@
 
 import re
 from collections.abc import Iterable
+from zlib import crc32
+
+from msgspec.structs import replace
 
 from closeranks.diagnose.facts import Event, Fact, Setting, StackFailed
 from closeranks.diagnose.lines import Line
@@ -25,6 +28,7 @@ _FIELDS = {
     "gen throughput (token/s)": "gen",
     "input throughput (token/s)": "input",
 }
+_RID = re.compile(r"rid='([\w-]{1,64})'")
 _FIELD = re.compile(r"(#[a-z-]+|(?:(?<=, )|(?<=\. ))token usage|(?:gen|input) throughput \(token/s\)): (\d+(?:\.\d+)?)")
 
 
@@ -238,6 +242,12 @@ class Sglang(SignatureReader):
         Sig("paused", "pause_generation", r'"POST /pause_generation|paused by'),
         Sig("resumed", "continue_generation", r'"POST /continue_generation|continued by'),
     )  # fmt: skip
+
+    def line(self, line: Line) -> Iterable[Fact]:
+        """Events of the line. Of a request only a digest is kept, which tells whether two lines are of one."""
+        for fact in super().line(line):
+            rid = _RID.search(line.text) if isinstance(fact, Event) and fact.kind == "orphan_output" else None
+            yield replace(fact, data={"_request": crc32(rid[1].encode())}) if rid else fact
 
 
 LINE_READERS = (Batch, Pool, PySpyFailed, Versions, Sglang)

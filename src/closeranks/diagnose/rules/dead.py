@@ -3,6 +3,7 @@
 
 from closeranks.diagnose.facts import Event, Process
 from closeranks.diagnose.rules import rule
+from closeranks.diagnose.rules._life import several_hosts
 from closeranks.diagnose.rules._make import (
     finding,
     places,
@@ -12,8 +13,8 @@ from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
 
 def absent_ranks(scene: Scene) -> list[str]:
-    """Ranks that ought to be in the process list and are not."""
-    if not scene.has("ps_listing"):
+    """Ranks that ought to be in the process list and are not. Of an engine on several hosts a list cannot tell."""
+    if several_hosts(scene) or not scene.has("ps_listing"):
         return []
     alive = {
         p.who.tp
@@ -114,8 +115,7 @@ def _dead_behind_the_port(scene: Scene, dead: list[Process], ok: list[Event]) ->
 
 def _not_listed(scene: Scene) -> Finding | None:
     """Ranks that wait in a collective beside one that the process list of their host lacks."""
-    several_hosts = (scene.flag_number("nnodes") or 1) > 1
-    gone = [] if several_hosts else absent_ranks(scene)
+    gone = absent_ranks(scene)
     waiting = [r for e in scene.engines for r in e.at("collective", "collective_device") if r.label not in gone]
     if not gone or not waiting or len(gone) >= len(waiting) or scene.live:
         return None
@@ -214,13 +214,16 @@ def port_in_use(scene: Scene) -> Finding | None:
         return None
     if any(b.src.file == taken[-1].src.file and b.src > taken[-1].src for b in scene.batches):
         return None  # it came up all the same
+    wedged = _stands_already(scene, taken)
     port = next((e.get("port") for e in taken if e.get("port") is not None), None)
     who = next((e.who.label for e in taken if e.who), "")
     return finding(
         "STARTUP",
-        SHOWN,
-        f"{who or 'A process'} could not listen{f' on port {port}' if port else ''}: the address is in use.",
+        LIKELY if wedged else SHOWN,
+        f"{who or 'A process'} could not listen{f' on port {port}' if port else ''}: the address is in use"
+        + (", as it would be by the engine that stands there." if wedged else "."),
         [*taken[:2], *scene.events("rank_exception")[:1]],
+        stage=47 if wedged else None,  # a second start beside an engine that stands is no cause of its standing
         trigger="a port was taken between being chosen and being bound, or a former process still holds it",
         mechanism="the rank fails in rendezvous while the others wait for it or load on",
         shown=[f"{taken[0].src}: address already in use"],
@@ -238,6 +241,14 @@ def _died_silently(scene: Scene, gone: list[Process]) -> list[Process]:
     raised = {e.who.label for e in scene.events("rank_exception") if e.who}
     silent = [p for p in gone if p.who and p.who.label not in raised]
     return silent if raised and scene.has("peer_closed") else []
+
+
+def _stands_already(scene: Scene, taken: list[Event]) -> bool:
+    """Whether the evidence holds an engine that had come up: its own log has batches, or its ranks are past the start."""
+    files = {e.src.file for e in taken}
+    served = [b for b in scene.batches if b.src.file not in files]
+    past = [r for e in scene.engines for r in e.ranks.values() if r.at.kind != "unknown" and r.at.site != "startup"]
+    return bool(served) or bool(past)
 
 
 @rule(12, "DEAD_PEER", "an executor or launcher reports that a worker died")

@@ -263,15 +263,18 @@ def lost_in_router(scene: Scene) -> Finding | None:
     dropped = [*scene.events("no_handler", "no_worker"), *opened]
     legs = scene.events("leg_failed")
     waiting = [e for e in scene.events("transfer_failed") if e.get("after") is not None]
-    if legs and (waiting or not scene.has("transfer_error")):
-        e = legs[0]
+    joined = [(leg, w) for leg in legs for w in waiting if _apart(leg, w) <= APART_S]
+    if joined or (legs and not waiting and not scene.has("transfer_error")):
+        e = joined[0][0] if joined else legs[0]
+        waiting = [w for leg, w in joined if leg is e]
+        dated = [w for w in waiting if w.time is not None and e.time is not None and _apart(e, w) <= BESIDE_S]
         status = f" with HTTP {e.get('status')}" if e.get("status") else ""
         other = "decode" if e.get("leg") == "prefill" else "prefill"
         return finding(
             "ROUTER",
-            SHOWN if waiting and e.get("status") is not None else LIKELY,
+            SHOWN if dated and e.get("status") is not None else LIKELY,
             f"The {e.get('leg')} leg failed{status} and the router did not end the {other} leg, which waited on.",
-            [*scene.events("leg_dispatched")[:1], *legs[:2], *waiting[:2]],
+            [*scene.events("leg_dispatched")[:1], e, *waiting[:2]],
             trigger=f"{e.get('leg')} request failed at {clock.show(e.time)}",
             mechanism="the result of an asynchronous leg is discarded, so its twin waits for its own time-out",
             shown=[f"{w.src}: {w.get('side')} gave up after {w.get('after')} s" for w in waiting[:1]],
@@ -295,6 +298,19 @@ def lost_in_router(scene: Scene) -> Finding | None:
             workaround="client time-outs and retry; readiness by a real request",
         )
     return None
+
+
+BESIDE_S = (
+    120.0  # between the failure of one leg and the arrival of the other, where that shows that they are of one request
+)
+APART_S = 1800.0  # beyond this they are of two
+
+
+def _apart(leg: Event, waited: Event) -> float:
+    """Seconds between a leg's failure and the beginning of a wait that was in vain; 0 where a clock is missing."""
+    if leg.time is None or waited.time is None:
+        return 0.0
+    return abs(waited.time - (waited.num("after") or 0.0) - leg.time)
 
 
 def first_failure(scene: Scene) -> Event | None:

@@ -3,6 +3,7 @@
 
 from collections import Counter
 
+from closeranks.diagnose.facts import Event
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
     finding,
@@ -13,7 +14,9 @@ from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
 @rule(25, "CRASH_LOOKS_LIKE_HANG", "a worker raised, and its process tree stays up answering 503")
 def raised_but_up(scene: Scene) -> Finding | None:
-    raised = [e for e in scene.events("exception", "rank_exception") if e.who and e.who.is_rank]
+    raised = [
+        e for e in scene.events("exception", "rank_exception") if e.who and e.who.is_rank and not _went_on(scene, e)
+    ]
     if not raised or scene.has("teardown", "child_crashed", "hard_kill"):
         return None
     t = raised[0].time
@@ -35,6 +38,12 @@ def raised_but_up(scene: Scene) -> Finding | None:
         next_checks=["the first exception of all workers"],
         workaround="a liveness probe that restarts after prolonged 503",
     )
+
+
+def _went_on(scene: Scene, e: Event) -> bool:
+    """Whether the process that raised worked on: it logged a step of the start, a bar or a batch after that."""
+    steps = scene.events("bar", "start_step", "started", "prefill_batch", "decode_batch", "kv_size")
+    return any(s.src.file == e.src.file and s.src > e.src and s.who in (None, e.who) for s in steps)
 
 
 def _column(scene: Scene) -> list[int]:
@@ -114,6 +123,8 @@ def slow_compile(scene: Scene) -> Finding | None:
     waits = scene.events(
         "deepep_host_timeout", "deepep_cell", "shm_wait", "rpc_timeout", "probe_failed", "health_failed"
     )
+    if _compiled(scene, bars):
+        return None
     if not (moving or (sessions and len(bars) >= 1 and (bars[-1].num("percent") or 0) < 100)) or not (
         waits or sessions
     ):
@@ -134,3 +145,12 @@ def slow_compile(scene: Scene) -> Finding | None:
         next_checks=["does the bar go on?"],
         workaround="compile ahead (sglang.compile_deep_gemm) and share the cache among nodes",
     )
+
+
+def _compiled(scene: Scene, bars: list[Event]) -> bool:
+    """Whether the last bar is full, and what follows in its log is of an engine that serves."""
+    if not bars or (bars[-1].num("percent") or 0) < 100:
+        return False
+    last = bars[-1]
+    after = [*scene.events("started"), *scene.batches]
+    return any(e.src.file == last.src.file and e.src > last.src for e in after)

@@ -129,3 +129,36 @@ def held_back_by_limit(scene: Scene) -> Finding | None:
         next_checks=["cpu.stat twice, a minute apart", "number of busy threads against the limit"],
         workaround="no CPU limit, or at least one core per process and some more",
     )
+
+
+@rule(57, "FRONTEND_OR_CPU_BOUND", "a full accept queue, or many connections whose data is not read")
+def nobody_accepts(scene: Scene) -> Finding | None:
+    full, unread = scene.events("accept_queue_full"), scene.events("unread_connections")
+    # A pid is told where ss ran with the right to see it; then it must be a process that serves.
+    heads = {p.pid for p in scene.processes if p.who and p.who.kind in _SERVE} | {
+        s.pid for kind in _SERVE for s in scene.processes_by_kind.get(kind, ())
+    }
+    found = [e for e in (*full, *unread) if not heads or e.get("pid") in heads | {0}]
+    if not found:
+        return None
+    e = found[0]
+    what = (
+        f"its accept queue is full ({e.get('waiting')} of {e.get('limit')})"
+        if e.kind == "accept_queue_full"
+        else f"{e.get('n')} connections hold data that it has not read"
+    )
+    return finding(
+        "FRONTEND_OR_CPU_BOUND",
+        LIKELY,
+        f"The process that answers requests does not take what clients send: {what}.",
+        [*found[:3], *gauges(scene)],
+        mechanism="its event loop is held up, or the process does not run: requests never reach the engine, whose queues are empty",
+        decoys=["nothing runs and nothing waits: of what is not read no engine knows"],
+        next_checks=[
+            "py-spy dump of the process that listens, twice",
+            "ss again after a few seconds: do the queues shrink?",
+        ],
+    )
+
+
+_SERVE = ("api", "launcher", "router")

@@ -209,7 +209,7 @@ def different_sequence(scene: Scene) -> Finding | None:
     return None
 
 
-@rule(22, "MISSING_PARTICIPANT", "a recorder or desync report names ranks that did not join")
+@rule(22, "MISSING_PARTICIPANT UNDETERMINED", "a recorder or desync report names ranks that did not join")
 def not_joined(scene: Scene) -> Finding | None:
     missing = scene.events("fr_missing", "desync_not_joined")
     if not missing:
@@ -222,9 +222,13 @@ def not_joined(scene: Scene) -> Finding | None:
     of_group = f" of {mine[0].get('group')}" if mine[0].get("group") else ""
     dumps = len(scene.events("recorder_dump"))
     blocks = {(e.get("group"), e.get("seq")) for e in missing}  # a dump that was not read is missing from all of them
+    files = {e.get("rank") for e in scene.events("recorder_file")}
+    unread = [r for r in who if r not in files] if files or scene.has("recorder_files_incomplete") else []
+    if mine[0].kind == "fr_missing" and unread and not joined:
+        return _not_read(mine, scene, unread)
     return finding(
         "MISSING_PARTICIPANT",
-        SHOWN if joined or (mine[0].kind == "fr_missing" and not dumps and len(blocks) == 1) else LIKELY,
+        SHOWN if joined or (files and not dumps and len(blocks) == 1) else LIKELY,
         f"Ranks {', '.join(map(str, who[:16]))} did not join {op or 'collective'} #{last}{of_group}.",
         [*mine[:4], *joined[:3]],
         missing=[f"rank {r}" for r in who],
@@ -236,4 +240,17 @@ def not_joined(scene: Scene) -> Finding | None:
             "py-spy dump of the missing ranks",
             "are recorder files of all ranks present? A missing file looks like a missing rank",
         ],
+    )
+
+
+def _not_read(missing: list[Event], scene: Scene, unread: list[int]) -> Finding:
+    """Ranks that the comparison of recorders calls missing because it had no file of theirs."""
+    return finding(
+        "UNDETERMINED",
+        UNDETERMINED,
+        f"The report calls ranks {', '.join(map(str, unread[:16]))} missing, and their recorder files were not among those that it read: it says nothing about them.",
+        [*missing[:2], *scene.events("recorder_files_incomplete", "recorder_file")[:3]],
+        missing=[f"rank {r}" for r in unread],
+        decoys=["a file that is not there looks like a rank that did not join"],
+        next_checks=["recorder files of all ranks", "py-spy dump of the ranks without one: alive, and where?"],
     )

@@ -1,7 +1,10 @@
 # ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
 """Between engines: peers that changed, capacity that looks like a fault, requests that outlive their client."""
 
+from collections import Counter
+
 from closeranks.diagnose import clock
+from closeranks.diagnose.facts import Event
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import finding
 from closeranks.diagnose.rules.transfers import failures
@@ -46,6 +49,8 @@ def replaced_peer(scene: Scene) -> Finding | None:
         )
     if len(failed) < 2 or not replaced or worked_after or _worked_since(scene, first_failure):
         return None
+    if _served_since(scene, again, first_failure):
+        return None
     when = clock.show(again[0].time) if again else ""
     return finding(
         "STALE_PEER",
@@ -81,6 +86,24 @@ def _worked_since(scene: Scene, until: float | None) -> bool:
     both_up = max(starts["decode"], starts["prefill"])
     return both_up - starts["decode"] <= TOGETHER_S and any(
         b.get("role") == "decode" and (b.num("running") or 0) > 0 and b.time is not None and both_up < b.time < until
+        for b in scene.batches
+    )
+
+
+LATE_S = 1800.0
+
+
+def _served_since(scene: Scene, again: list[Event], until: float | None) -> bool:
+    """Whether decode made tokens after the restart that it cannot have had before: it is the one that was restarted, or
+    it did so long after."""
+    if not again or again[-1].time is None or until is None:
+        return False
+    up = again[-1]
+    return any(
+        b.kind != "prefill_batch"
+        and (b.num("gen") or 0) > 0
+        and b.time is not None
+        and (up.time or 0.0) + (0.0 if b.src.file == up.src.file else LATE_S) < b.time < until
         for b in scene.batches
     )
 
@@ -173,14 +196,18 @@ def prefill_lost(scene: Scene) -> Finding | None:
 @rule(48, "REQUEST_LEAK", "the engine computes for requests whose client is gone")
 def orphans(scene: Scene) -> Finding | None:
     lost = scene.events("orphan_output")
-    if len(lost) < 3:
+    count = Counter(e.get("_request") for e in lost if e.get("_request") is not None)
+    again = [e for e in lost if count[e.get("_request")] >= 3]  # an abort on its way leaves one such line, or two
+    if not again and not _flood(lost):
         return None
+    lost = again or lost
+    spans = [e.time for e in again if e.time is not None]
     killed = scene.events("exit_code", "probe_failed")
     oom = scene.has("oom_kill")
     return finding(
         "REQUEST_LEAK",
         # An abort on its way leaves a few such lines as well: shown is the leak by what still runs afterwards.
-        SHOWN if lost[0].time is not None and scene.gen_after(lost[0].time + 20) else LIKELY,
+        SHOWN if spans and scene.gen_after(min(spans) + 20) else LIKELY,
         f"Requests go on after their client left: {len(lost)} outputs for a request whose state was deleted.",
         [*lost[:2], *scene.batches[-1:], *scene.events("health_failed")[:1], *killed[:2]],
         trigger="a client disconnected mid-stream and the abort was lost",
@@ -193,6 +220,12 @@ def orphans(scene: Scene) -> Finding | None:
         next_checks=["running requests in the engine against open client streams"],
         workaround="a max_tokens cap on every request",
     )
+
+
+def _flood(lost: list[Event]) -> bool:
+    """Whether many such lines come within a minute: of one request, as far as can be told."""
+    times = sorted(e.time for e in lost if e.time is not None)
+    return any(b - a <= 60 for a, b in zip(times, times[2:], strict=False)) or (len(lost) > 2 and not times)
 
 
 @rule(40, "STALE_PEER", "peers are asked for by names that the store of addresses does not know")

@@ -119,10 +119,11 @@ def never_fits(scene: Scene) -> Finding | None:
     kv = usage if usage is not None else (stats.num("kv") if stats else None)
     if size is None or longest is None or size >= longest or (kv is not None and kv > 0.05):
         return None
+    # Of a model whose layers keep less than the whole sequence, the tokens that fit are not the size that is printed.
     odd = [e for e in scene.events("max_concurrency") if (e.num("times") or 0) > 1]
     return finding(
         "UNSCHEDULABLE_REQUEST",
-        SHOWN if kv is not None else LIKELY,
+        SHOWN if kv is not None and not odd else LIKELY,
         f"The request at the head of the queue can never fit: the KV cache holds {size} tokens, a request may have {longest}. Nothing runs, nothing is used.",
         [
             *scene.events("kv_size")[:1],
@@ -132,8 +133,14 @@ def never_fits(scene: Scene) -> Finding | None:
         ],
         mechanism="admission asks for room for the whole sequence; that is never there, and the queue is in order",
         shown=["0 running, requests waiting, an empty cache", "the cache is smaller than the longest allowed request"],
-        decoys=["the printed concurrency above 1 contradicts the cache size"] if odd else [],
-        next_checks=["length of the waiting request", "cancel it: does the server recover?"],
+        likely=["that it does not fit: the printed concurrency is above 1, which one of the two numbers contradicts"]
+        if odd
+        else [],
+        next_checks=[
+            "does it wait for room, or for pages from elsewhere (a connector's log)?",
+            "length of the waiting request",
+            "cancel it: does the server recover?",
+        ],
         workaround="--max-model-len at most the cache size; cancel the request",
     )
 

@@ -38,8 +38,10 @@ def start_goes_on(scene: Scene) -> Finding | None:
     bars = [e for e in scene.events("bar") if e.get("work") in ("weights", "capture")]
     if scene.has("started") or scene.batches or scene.engines or len(bars) < 2 or not _moves(bars):
         return None
-    if scene.has("rank_exception", "exception", "fatal", "teardown", "child_crashed", "worker_died"):
+    if scene.has("rank_exception", "fatal", "teardown", "child_crashed", "worker_died"):
         return None
+    if any(e.src.file != bars[0].src.file or e.src > bars[0].src for e in scene.events("exception")):
+        return None  # one before the bars was overcome
     last = bars[-1]
     return finding(
         "NOT_HUNG_SLOW_OR_CAPACITY",
