@@ -18,7 +18,7 @@ from closeranks.watch import rules
 from closeranks.watch.limits import DEFAULT, Limits
 from closeranks.watch.refused import Refusals, follow
 from closeranks.watch.snapshot import EngineSeen, Evidence, Phase, Snapshot, State
-from closeranks.watch.stalled import advances, stalled_s, stalling
+from closeranks.watch.stalled import advances, empty_s, stalled_s, stalling
 from closeranks.watch.suspicions import suspicions
 from closeranks.watch.tracks import Key, Track, advance
 from closeranks.watch.view import View
@@ -196,7 +196,7 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
     if before is not None and before.phase == "confirmed":
         moved = own.moving is not None and at - own.moving >= limits.again_s
         if own.cls:  # its loop turned all the time, and it may hold nothing: a token shows that the path works
-            moved = moved and (own.refusals.served > before.since or (own.holds and rules.no_work(view)))
+            moved = moved and (own.refusals.served > before.since or (own.holds and empty_s(view) >= limits.again_s))
         else:
             moved = moved and advances(view, limits)
         if own.proved or not moved:

@@ -23,7 +23,7 @@ class Suspicion:
     cls: str = ""
     """The class of verdict that the signs amount to by themselves, for when a diagnosis finds nothing; mostly none."""
     holds: bool = False
-    """The signs are of requests that the engine holds: where it holds none any more, they are over."""
+    """The signs are of requests that the engine holds: where it has held none for a while, they are over."""
 
     @property
     def open(self) -> bool:

@@ -108,6 +108,12 @@ def advances(view: View, limits: Limits) -> bool:
     return held is None or held.value is not True or tokens is None or tokens.flat_s < limits.again_s
 
 
+def empty_s(view: View) -> float:
+    """For how long an engine has held no request. Between clients that give up and the next ones it is a moment."""
+    held = view.track("counters", "held")
+    return held.flat_s if held is not None and held.value is False else 0.0
+
+
 def stalling(view: View) -> bool:
     """Whether two readings in a row held requests without an advance: the next ones are worth reading sooner."""
     held, tokens = view.track("counters", "held"), view.track("counters", "tokens")
