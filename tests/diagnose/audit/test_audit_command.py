@@ -125,3 +125,47 @@ def test_a_faulty_catalog_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "x.yaml").write_text("id: x\n")
     assert main(["audit", "--catalog", str(tmp_path), "--rules"]) == 2
     assert "x.yaml" in capsys.readouterr().err
+
+
+def test_sarif_names_files_and_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "run.sh").write_text("#!/bin/sh\npython -m sglang.launch_server --tp 2 --api-key k\n")
+    assert main(["audit", "--sarif", "a b"]) == 1
+    [run] = json.loads(capsys.readouterr().out)["runs"]
+    [place] = {json.dumps(r["locations"][0]["physicalLocation"]) for r in run["results"]}
+    assert json.loads(place) == {"artifactLocation": {"uri": "a%20b/run.sh"}, "region": {"startLine": 2}}
+    monkeypatch.chdir("/")
+    main(["audit", "--sarif", str(tmp_path / "a b" / "run.sh")])
+    uri = json.loads(capsys.readouterr().out)["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    assert uri["artifactLocation"]["uri"].endswith("/a%20b/run.sh")
+
+
+SECRET_FLAGS = [
+    "--model-path https://h/m?X-Amz-Signature={}&e=1",
+    "--model-path redis://:{}@h/m",
+    "--api-key A,{}",
+    "--api-key A {}",
+    "--tokenizer-path https://{}@h/t",
+    "--webhook https://hooks.slack.com/services/T0/B0/{}",
+    "--headers 'Cookie: a=1; b={}'",
+]
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--sarif"]])
+def test_no_secret_of_a_flag_is_said(form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given in SECRET_FLAGS:
+        for role, value in (("prefill", SECRET), ("decode", SECRET + "x")):
+            line = (
+                f"A=redis://:{SECRET}@h HF_AUTH={SECRET} python -m sglang.launch_server --disaggregation-mode {role} "
+            )
+            (tmp_path / f"{role}.sh").write_text(line + given.format(value) + "\n")
+        main(["audit", *form, str(tmp_path)])
+        said = capsys.readouterr()
+        assert SECRET not in said.out + said.err, given
+
+
+def test_what_could_not_be_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop.yaml").write_text("a: &x [*x]")
+    assert main(["audit", str(tmp_path)]) == 3
+    assert "source (loop.yaml): needs YAML without an alias that holds itself" in capsys.readouterr().out

@@ -42,6 +42,12 @@ def of(*lines: str, models: tuple[ModelFolder, ...] = (), **rest: object) -> Dep
     return Deployment(engines(*lines), models, **rest)  # type: ignore[arg-type]
 
 
+def named(**lines: str) -> Deployment:
+    """Engines by their labels; `__` stands for a slash."""
+    found = [flags.parse(flags.split_line(line), label.replace("__", "/")) for label, line in lines.items()]
+    return Deployment(tuple(found))
+
+
 def unit(*directives: str) -> Deployment:
     text = "[Service]\nExecStart=/usr/bin/python3 -m sglang.launch_server --tp 2\n" + "\n".join(directives)
     return Deployment(tuple(units.from_unit(text, "a.service")))
@@ -169,8 +175,28 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [lambda: of(P, D + " --disaggregation-transfer-backend mooncake")],
     ),
     "pair-other-model": (
-        [lambda: of(P + " --model-path a", D + " --model-path b")],
-        [lambda: of(P + " --model-path a", D + " --model a")],
+        [
+            lambda: of(P + " --model-path a", D + " --model-path b"),
+            lambda: named(a__prefill=P + " --model a", a__decode=D + " --model b", b__prefill=P, b__decode=D),
+            lambda: named(prefill=P + " --model a", decode_0=D + " --model a", decode_1=D + " --model b"),
+        ],
+        [
+            lambda: of(P + " --model-path a", D + " --model a"),
+            lambda: named(
+                glm_prefill=P + " --model glm",
+                glm_decode_0=D + " --model glm",
+                kimi_prefill=P + " --model kimi",
+                kimi_decode=D + " --model kimi",
+            ),
+            lambda: named(
+                glm__prefill=P + " --model glm",
+                kimi__prefill=P + " --model kimi",
+                glm__decode=D + " --model glm",
+                kimi__decode=D + " --model kimi",
+            ),
+            lambda: of(P + " --model a", P + " --model b", D + " --model a", D + " --model b"),
+            lambda: of(P + " --model a", P + " --model b", D + " --model a", D + " --model c"),
+        ],
     ),
     "pair-other-kv-layout": (
         [lambda: of(P + " --page-size 16", D + " --page-size 64"), lambda: of(P, D + " --kv-cache-dtype fp8_e5m2")],
@@ -182,6 +208,15 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [lambda: of(P + " --tool-call-parser qwen", D + " --tool-call-parser qwen")],
     ),
     "pair-other-context-length": ([lambda: of(P + " --context-length 8", D)], [lambda: of(P, D)]),
+    "pair-unclear": (
+        [lambda: of(P + " --model a", P + " --model b", D + " --model a", D + " --model c")],
+        [
+            lambda: of(P, D),
+            lambda: of(P, P, D),
+            lambda: named(prefill_0=P, prefill_1=P, decode_0=D, decode_1=D),
+            lambda: of(P + " --model a", P + " --model b", D + " --model a", D + " --model b"),
+        ],
+    ),
     "pair-half": ([lambda: of(P), lambda: of(D, D)], [lambda: of(P, D), lambda: of("sglang==1 --tp 2")]),
     "port-taken-twice": (
         [

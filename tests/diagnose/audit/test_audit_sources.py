@@ -1,7 +1,9 @@
 """From files to engines and models: every kind of input, rubbish, and secrets."""
 
+import contextlib
 import http.server
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from closeranks.diagnose.audit.model import ModelFolder
-from closeranks.diagnose.audit.sources import SourceError, collect, flags, hosts, modelfolder, units
+from closeranks.diagnose.audit.sources import (
+    SourceError,
+    collect,
+    dockerfile,
+    flags,
+    hosts,
+    modelfolder,
+    plainyaml,
+    units,
+)
 
 SECRET = "sk-planted-7f3a91"
 
@@ -302,8 +313,9 @@ def test_structures_of_any_shape(data: object) -> None:
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(max_size=400))
 def test_any_text_is_read_without_an_exception(text: str) -> None:
-    for reader in (units.from_text, units.from_unit, units.from_yaml):
-        reader(text, "x")
+    for reader in (units.from_text, units.from_unit, units.from_yaml, dockerfile.engines):
+        with contextlib.suppress(plainyaml.Refused):
+            reader(text, "x")
 
 
 @given(
@@ -445,3 +457,142 @@ def test_a_folder_that_is_no_deployment_is_refused(tmp_path: Path) -> None:
         (deep / f"{number}.txt").touch()
     with pytest.raises(SourceError, match="more than 2000 files"):
         collect([str(deep)])
+
+
+def test_a_line_that_is_commented_out_starts_nothing() -> None:
+    text = (
+        "#!/bin/bash\n# python3 -m sglang.launch_server --tp 8 \\\n"
+        "exec python3 -m sglang.launch_server --tp 4 \\\n  # --watchdog-timeout 3600 \\\n  --page-size 64 # --dp 2\n"
+    )
+    [engine] = units.from_text(text, "run.sh")
+    assert engine.flags == {"tp-size": "4", "page-size": "64"}
+    assert engine.line == 3
+
+
+def test_a_unit_is_read_as_systemd_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "x.service").write_text(
+        "[Service]\nEnvironment=A=1\nExecStart=/usr/bin/python3 -m sglang.launch_server --tp 4 --dp 3600\n"
+        "ExecStart=\nEnvironment=\nEnvironment=B=2\nKillMode=process\n"
+        "ExecStart=/usr/bin/python3 -m sglang.launch_server \\\n# --page-size 1 \\\n; --page-size 2 \\\n --tp 2\n"
+    )
+    [engine] = collect([str(tmp_path)]).engines
+    assert (dict(engine.flags), dict(engine.env), engine.line) == ({"tp-size": "2"}, {"B": "2"}, 8)
+    (tmp_path / "x.service.d").mkdir()
+    (tmp_path / "x.service.d" / "over.conf").write_text(
+        "[Service]\nExecStart=\nExecStart=/usr/bin/python3 -m sglang.launch_server --tp 8\nKillMode=\n"
+    )
+    for source in (tmp_path, tmp_path / "x.service"):
+        [engine] = collect([str(source)]).engines
+        assert engine.tp == 8
+        assert "killmode" not in (engine.unit or {})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'command: [bash, -lc]\n    args: ["ulimit -l 9 && python3 -m sglang.launch_server --tp 4 2>&1 | tee x"]',
+        'command: ["/bin/sh", "-ec", "cd /x; exec python3 -m sglang.launch_server --tp 4 > log"]',
+        'entrypoint: [tini, --, bash, -c]\n    command: ["FOO=1 python3 -m sglang.launch_server --tp 4"]',
+        "command:\n    - sh\n    - -c\n    - |\n      set -e\n      # --tp 8\n"
+        "      python3 -m sglang.launch_server \\\n        --tp 4",
+        "command: python3 -m sglang.launch_server --tp 4",
+    ],
+)
+def test_a_script_of_a_container(command: str) -> None:
+    [engine] = units.from_yaml(f"services:\n  s:\n    image: lmsysorg/sglang:v0.5.12\n    {command}\n", "x.yaml")
+    assert (engine.kind, engine.version, dict(engine.flags), engine.line) == ("sglang", "0.5.12", {"tp-size": "4"}, 3)
+
+
+DOCKERFILE = """
+# builds on another
+ARG TAG=v0.5.12-cu126
+FROM lmsysorg/sglang:${TAG} AS base
+ENV SGLANG_REQ_WAITING_TIMEOUT=10 A="b c"
+FROM base
+CMD ["python3", "-m", "sglang.launch_server", "--tp", "4"]
+"""
+
+
+def test_a_dockerfile(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
+    [engine] = collect([str(tmp_path)]).engines
+    assert (engine.kind, engine.version, engine.tp, engine.line) == ("sglang", "0.5.12", 4, 7)
+    assert engine.env == {"SGLANG_REQ_WAITING_TIMEOUT": "10", "A": "b c"}
+    shell = (
+        "FROM ubuntu\nRUN pip install 'sglang[all]==0.5.14'\nCMD cd /x && exec python3 -m sglang.launch_server --tp 2\n"
+    )
+    [engine] = dockerfile.engines(shell, "Dockerfile.gpu")
+    assert (engine.version, engine.tp) == ("0.5.14", 2)
+    flags_only = (
+        'FROM vllm/vllm-openai:v0.20.1\nENTRYPOINT ["vllm", "serve"]\nCMD ["m", "--tensor-parallel-size", "2"]\n'
+    )
+    [engine] = dockerfile.engines(flags_only, "Dockerfile")
+    assert (engine.kind, engine.version, engine.tp) == ("vllm", "0.20.1", 2)
+    assert dockerfile.engines("FROM ubuntu\nCMD true\n", "Dockerfile") == []
+
+
+LAUGHS = "a0: &a0 {containers: []}\n" + "".join(
+    f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(11)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a: &x [*x]", "holds itself"),
+        ("a: &x {b: *x}", "holds itself"),
+        (LAUGHS, "unfolds to at most"),
+        ("[" * 20_000, "nested at most"),
+        ("- " * 3000 + "a", "nested at most"),
+        ("a: 1\n" * 300_000, "more than 1 MiB"),
+        ("a: [", "can be read (line 1)"),
+        ("a: *b", "alias"),
+    ],
+)
+def test_yaml_has_bounds(text: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(plainyaml.Refused, match=why.replace("(", r"\(").replace(")", r"\)")):
+        plainyaml.load(text)
+    (tmp_path / "bad.yaml").write_text(text)
+    (tmp_path / "good.yaml").write_text(COMPOSE)
+    found = collect([str(tmp_path)])
+    assert len(found.engines) == 1
+    assert [one.label for one in found.unread] == ["bad.yaml"]
+
+
+def test_scalars_of_yaml_are_what_was_written() -> None:
+    text = "a: 1.10\nb: no\nc: 2020-13-45\nd: !Ref x\ne: !!python/object:os.system x\nf: !!int zz\n"
+    text += "g: &g {x: 1}\nh: {<<: *g}"
+    [found] = plainyaml.load(text)
+    assert [found[k] for k in "abcdef"] == ["1.10", "no", "2020-13-45", "x", "x", "zz"]
+    assert found["h"] == {"x": "1", plainyaml.LINE: 8}
+    assert plainyaml.load(json.dumps({"a": "\U0001f600"}))[0]["a"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text("ab:-[]{}&*<>!|#'\"\n 0.,?%@\t", max_size=60))
+def test_any_yaml_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(plainyaml.Refused):
+        plainyaml.load(text)
+
+
+def test_names_of_any_bytes(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"x\xff.sh")).write_text("python -m sglang.launch_server --tp 2\n")
+    [engine] = collect([str(tmp_path)]).engines
+    assert engine.label == "x\\xff.sh"
+
+
+def test_what_holds_one_up_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.sh")
+    (tmp_path / "run.sh").write_text("python -m sglang.launch_server --tp 2\n")
+    assert len(collect([str(tmp_path)]).engines) == 1
+    with pytest.raises(SourceError, match="device"):
+        collect(["/dev/zero"])
+    with pytest.raises(SourceError, match="empty path"):
+        collect([""])
+
+
+@pytest.mark.parametrize("address", ["http://:{}@127.0.0.1:1", "http://u:{}/x@127.0.0.1:1", "http://[{}"])
+def test_no_password_of_an_address_is_said(address: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        collect([address.format(SECRET)])
+    assert SECRET not in str(caught.value)

@@ -26,6 +26,8 @@ class Engine:
     unit: Mapping[str, tuple[str, ...]] | None = None  # systemd directives by lower-case name
     container: Mapping[str, str] | None = None  # "cap_add", "pid", "restart", ... of a container
     complete_env: bool = False  # the environment is known as a whole (a unit file, a container spec)
+    file: str = ""  # the path of what it was read from, "" for a command line or an URL
+    line: int = 0  # 1-based, 0 where it is a whole file that tells
 
     def flag(self, name: str) -> str | None:
         """The effective value: as given, else the engine's default, else None."""
@@ -122,6 +124,14 @@ class Host:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """A file that was given, or found in a folder, and could not be read as what it is."""
+
+    label: str
+    needs: str
+
+
+@dataclass(frozen=True)
 class Deployment:
     """All that is audited together."""
 
@@ -131,11 +141,12 @@ class Deployment:
     unowned: tuple[str, ...] = ()  # importable packages that no distribution owns
     libraries: tuple[Library, ...] = ()
     host: Host | None = None
+    unread: tuple[Unread, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found. `where` names the engine, file or package; `detail` the values seen."""
+    """One thing found. `where` names engine, file or package, `detail` the values seen, `places` files and lines."""
 
     id: str
     severity: Severity
@@ -146,6 +157,7 @@ class Finding:
     why: str
     fix: str
     refs: tuple[str, ...] = ()
+    places: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,16 @@
 """A report as text, as JSON (schema 1) and as SARIF 2.1.0."""
 
+import os
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import closeranks
 from closeranks.diagnose.audit.model import SEVERITIES, Finding, Report
 from closeranks.diagnose.audit.rule import Rule
+from closeranks.evidence.redact import redact
 
 SCHEMA = 1
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -85,8 +89,20 @@ def _sarif_result(finding: Finding) -> dict[str, Any]:
         "ruleId": finding.id,
         "level": finding.severity,
         "message": {"text": f"{finding.title}: {finding.detail}. {finding.fix}"},
-        "locations": [{"logicalLocations": [{"fullyQualifiedName": finding.where}]}],
+        "locations": [_location(finding.where, place) for place in finding.places or [None]],
     }
+
+
+def _location(where: str, place: tuple[str, int] | None) -> dict[str, Any]:
+    """The engine or package, and its file: relative to where the audit ran if it lies there, as code scanning asks."""
+    location: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": where}]}
+    if place is not None:
+        path = Path(os.path.abspath(place[0]))
+        here = Path.cwd()
+        uri = quote(os.fsencode(path.relative_to(here))) if path.is_relative_to(here) else path.as_uri()
+        region = {"region": {"startLine": max(1, place[1])}} if path.is_file() else {}
+        location["physicalLocation"] = {"artifactLocation": {"uri": redact(uri)}, **region}
+    return location
 
 
 def to_text(report: Report, *, diffs: bool = False, width: int = 100) -> str:

@@ -8,11 +8,13 @@ from closeranks.diagnose.audit.model import Deployment, Severity
 
 @dataclass(frozen=True)
 class Hit:
-    """A rule's yes: where, and the values seen. `severity` where a case is milder than the rule."""
+    """A rule's yes: where, and the values seen. `severity` where a case is milder than the rule; `files` that show it,
+    where `where` does not name an engine."""
 
     where: str
     detail: str
     severity: Severity | None = None
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from closeranks.diagnose.audit.model import Deployment
+from closeranks.diagnose.audit.model import ChangedFile, Deployment
 from closeranks.diagnose.audit.rule import Hit, Open, rule
 from closeranks.diagnose.audit.versions import within
 
@@ -25,12 +25,14 @@ def _list(paths: list[str]) -> str:
 )
 def install_patched(deployment: Deployment) -> Iterable[Hit | Open]:
     for install in deployment.installs:
-        areas: dict[str, list[str]] = {}
+        areas: dict[str, list[ChangedFile]] = {}
         for changed in install.changed:
             if install.commits_ahead is None:
-                areas.setdefault(changed.area, []).append(f"{changed.path} ({changed.change})")
-        for area, paths in sorted(areas.items()):
-            yield Hit(f"{install.name} {install.version}", f"{area}: {_list(paths)}")
+                areas.setdefault(changed.area, []).append(changed)
+        for area, files in sorted(areas.items()):
+            paths = [f"{file.path} ({file.change})" for file in files]
+            there = tuple(f"{install.site_packages}/{file.path}" for file in files if file.change != "missing")
+            yield Hit(f"{install.name} {install.version}", f"{area}: {_list(paths)}", files=there[:SHOWN])
 
 
 @rule(

@@ -1,5 +1,6 @@
 """The two sides of a prefill-decode pair against each other, and the pair as a whole."""
 
+import re
 from collections.abc import Iterable, Iterator
 
 from closeranks.diagnose.audit.model import Deployment, Engine
@@ -8,12 +9,65 @@ from closeranks.diagnose.audit.rule import Hit, Open, rule
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def _pairs(deployment: Deployment) -> Iterator[tuple[Engine, Engine]]:
-    """Every prefill engine with every decode engine of its kind."""
-    for prefill in deployment.engines:
-        for decode in deployment.engines:
-            if prefill.role == "prefill" and decode.role == "decode" and prefill.kind == decode.kind:
-                yield prefill, decode
+# Words of a path or a name that say which side of a pair it is, or what kind of file.
+_SIDES = re.compile(
+    r"(?i)p|d|pd|prefill(?:er|s)?\d*|decode(?:r|rs|s)?\d*|producer|consumer|pre|dec|[pd]\d+"
+    r"|service|sh|bash|txt|log|yaml|yml|json|conf|env|flags|info"
+)
+
+
+def _stem(engine: Engine) -> tuple[str, ...]:
+    """What an engine's label says beside its side of a pair: folders, and the words of its name but for numbers.
+
+    `site/glm-prefill-0.service` and `site/glm-decode.service` have one stem, `site/kimi-decode.service` another.
+    """
+    *folders, name = re.split(r"/|: ", engine.label.split(" + ")[0].split(" (")[0])
+    words = [w for f in folders for w in _words(f)] + [w for w in _words(name) if not w.isdigit()]
+    return tuple(words)
+
+
+def _words(text: str) -> list[str]:
+    return [w.lower() for w in re.split(r"[^A-Za-z0-9]+", text) if w and not _SIDES.fullmatch(w)]
+
+
+def _groups(deployment: Deployment) -> Iterator[tuple[list[Engine], list[Engine]]]:
+    """Prefill and decode engines that belong together, as far as that can be told: all of a kind where one side is a
+    single engine; else those of one stem, and what is left where one side of it is a single engine."""
+    for kind in sorted({e.kind for e in deployment.engines}):
+        sides = [[e for e in deployment.engines if e.kind == kind and e.role == role] for role in ("prefill", "decode")]
+        if len(sides[0]) <= 1 and len(sides[1]) <= 1:
+            yield sides[0], sides[1]
+            continue
+        stems = [{_stem(e) for e in side} for side in sides]
+        for stem in sorted(stems[0] & stems[1]):
+            yield ([e for e in sides[0] if _stem(e) == stem], [e for e in sides[1] if _stem(e) == stem])
+        yield ([e for e in sides[0] if _stem(e) not in stems[1]], [e for e in sides[1] if _stem(e) not in stems[0]])
+
+
+def _split(deployment: Deployment) -> tuple[list[tuple[Engine, Engine]], list[str]]:
+    """The pairs, and the groups of which cannot be told who is paired with whom: by the labels of their engines.
+
+    Several engines on both sides that serve one model are one deployment. Where both sides serve the same several
+    models, each model is one.
+    """
+    pairs: list[tuple[Engine, Engine]] = []
+    unclear: list[str] = []
+    for prefills, decodes in _groups(deployment):
+        models = [{e.flag("model-path") for e in side} for side in (prefills, decodes)]
+        several = len(prefills) > 1 and len(decodes) > 1
+        if several and models[0] == models[1] and len(models[0]) > 1:
+            pairs += [(p, d) for p in prefills for d in decodes if p.flag("model-path") == d.flag("model-path")]
+        elif (
+            prefills and decodes and (min(map(len, models)) > 1 or (several and len({_stem(e) for e in prefills}) > 1))
+        ):
+            unclear.append(" / ".join(e.label for e in (*prefills, *decodes)))
+        else:
+            pairs += [(p, d) for p in prefills for d in decodes]
+    return pairs, unclear
+
+
+def _pairs(deployment: Deployment) -> list[tuple[Engine, Engine]]:
+    return _split(deployment)[0]
 
 
 def _differ(deployment: Deployment, *flags: str) -> Iterable[Hit]:
@@ -115,6 +169,20 @@ def pair_other_parsers(deployment: Deployment) -> Iterable[Hit | Open]:
 )
 def pair_other_context_length(deployment: Deployment) -> Iterable[Hit | Open]:
     return _differ(deployment, "context-length")
+
+
+@rule(
+    "pair-unclear",
+    "note",
+    "pair",
+    "Which prefill engine serves which decode engine cannot be told",
+    why="Several of both sides were given, and neither folders, names nor models say who belongs together. Their "
+    "sides were not compared.",
+    fix="Audit one pair at a time, or give both sides of a pair one folder or one name (`x-prefill`, `x-decode`).",
+)
+def pair_unclear(deployment: Deployment) -> Iterable[Hit | Open]:
+    for labels in _split(deployment)[1]:
+        yield Hit(labels, "no two of them are known to be a pair")
 
 
 @rule(

@@ -1,14 +1,19 @@
 """What each given thing is, by its content, and all of them as one deployment."""
 
+import base64
+import http.client
 import json
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from closeranks.diagnose.audit.model import Deployment, Engine, Install, Library, ModelFolder
-from closeranks.diagnose.audit.sources import flags, installed, modelfolder, units
+from closeranks.diagnose.audit.model import Deployment, Engine, Install, Library, ModelFolder, Unread
+from closeranks.diagnose.audit.sources import dockerfile, flags, installed, modelfolder, plainyaml, units
+from closeranks.evidence.inputs import printable, what
+from closeranks.evidence.inputs import read as read_input
 from closeranks.evidence.redact import redact
 
 MAX_BYTES = 16 << 20
@@ -32,6 +37,7 @@ class _Found:
     installs: list[Install] = field(default_factory=list)
     unowned: list[str] = field(default_factory=list)
     libraries: list[Library] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
     files: int = 0
     """Read from folders."""
 
@@ -45,6 +51,8 @@ def collect(
     """
     found = _Found()
     for source in sources:
+        if not source:
+            raise SourceError("an empty path names nothing")
         if source.startswith(("http://", "https://")):
             found.engines.append(_from_url(source))
         else:
@@ -59,13 +67,16 @@ def collect(
         installs=tuple(found.installs),
         unowned=tuple(found.unowned),
         libraries=tuple(found.libraries),
+        unread=tuple(found.unread),
     )
 
 
 def _from_path(path: Path, found: _Found, wheel: Path | None, within: tuple[str, ...] = ()) -> None:
     """`within`: names of the folders that lead here from the given one; they tell files of one name apart."""
-    if not path.exists():
-        raise SourceError(f"{path}: no such file or folder")
+    try:
+        what(path)
+    except OSError as error:
+        raise SourceError(str(error)) from error
     site = installed.site_packages_of(path) if path.is_dir() else None
     if site is not None:
         try:
@@ -95,7 +106,12 @@ def _from_folder(folder: Path, found: _Found, wheel: Path | None, within: tuple[
             found.files += 1
             if found.files > MAX_FILES:
                 raise SourceError(f"{folder}: more than {MAX_FILES} files: {_NARROWER}")
-            _from_file(path, found, within)
+            try:
+                _from_file(path, found, within)
+            except OSError as error:
+                found.unread.append(Unread(_label(path, within), f"a file that can be read: {error.strerror or error}"))
+        elif units.unit_of_drop_ins(path) is not None:
+            continue  # read with its unit
         elif path.is_dir() and not path.is_symlink() and not path.name.startswith((".", "__")):
             _from_path(path, found, wheel, (*within, path.name))
 
@@ -107,10 +123,13 @@ def _model(path: Path) -> ModelFolder:
         raise SourceError(f"{path}: {error}") from error
 
 
+def _label(path: Path, within: tuple[str, ...]) -> str:
+    return printable("/".join((*within, path.name)))
+
+
 def _from_file(path: Path, found: _Found, within: tuple[str, ...] = ()) -> None:
-    label = "/".join((*within, path.name))
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES)  # of a long log its beginning: that is where an engine prints its arguments
+    label = _label(path, within)
+    data, _ = read_input(path, MAX_BYTES)  # of a long log its beginning: that is where an engine prints its arguments
     if b"\0" in data[:4096]:
         return  # weights and other binaries that lie beside settings
     text = data.decode("utf-8", errors="replace")
@@ -121,14 +140,27 @@ def _from_file(path: Path, found: _Found, within: tuple[str, ...] = ()) -> None:
             information = {}
         engine = flags.from_json(information, label) if isinstance(information, dict) else None
         if engine is not None:
-            found.engines.append(engine)
+            found.engines.append(replace(engine, file=str(path)))
             return
+    try:
+        engines = _engines(path, text, label)
+    except plainyaml.Refused as error:
+        found.unread.append(Unread(label, str(error)))
+        return
+    found.engines += [replace(engine, file=str(path)) for engine in engines]
+
+
+def _engines(path: Path, text: str, label: str) -> list[Engine]:
+    """Engines of a unit, a YAML file, a Dockerfile, or text with command lines."""
     if "[Service]" in text and "ExecStart" in text:
-        found.engines += units.from_unit(text, label)
-    elif path.suffix in (".yaml", ".yml"):
-        found.engines += units.from_yaml(text, label)
-    else:
-        found.engines += units.from_text(text, label)
+        return units.from_unit(
+            text, label, [read_input(more, MAX_BYTES)[0].decode("utf-8", "replace") for more in units.drop_ins(path)]
+        )
+    if path.suffix in (".yaml", ".yml"):
+        return units.from_yaml(text, label)
+    if dockerfile.is_dockerfile(path.name, text):
+        return dockerfile.engines(text, label)
+    return units.from_text(text, label)
 
 
 def _from_url(url: str) -> Engine:
@@ -136,13 +168,9 @@ def _from_url(url: str) -> Engine:
     base, version, engine, tried = url.rstrip("/"), None, None, []
     url = redact(url)
     for endpoint in ENDPOINTS:
-        try:
-            with urllib.request.urlopen(base + endpoint, timeout=HTTP_SECONDS) as answer:
-                data = json.loads(answer.read(MAX_ANSWER))
-        except (OSError, ValueError) as error:
-            code = error.code if isinstance(error, urllib.error.HTTPError) else error
-            tried.append(f"{endpoint}: {code}")
-            continue
+        data, failure = _ask(base, endpoint)
+        if failure:
+            tried.append(f"{endpoint}: {failure}")
         if isinstance(data, dict):
             engine = engine or flags.from_json(data, url)
             version = version or (str(data["version"]) if "version" in data else None)
@@ -153,13 +181,29 @@ def _from_url(url: str) -> Engine:
     return replace(engine, version=engine.version or version)
 
 
+def _ask(base: str, endpoint: str) -> tuple[object, str]:
+    """An endpoint's JSON, and why there is none. Of an error only what cannot quote the address, which may hold a
+    password: a user and a password in it are sent as such."""
+    try:
+        parts = urllib.parse.urlsplit(base)
+        user, given, host = parts.netloc.rpartition("@")
+        request = urllib.request.Request(urllib.parse.urlunsplit(parts._replace(netloc=host)) + endpoint)
+        if given:
+            credentials = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {credentials}")
+        with urllib.request.urlopen(request, timeout=HTTP_SECONDS) as answer:
+            return json.loads(answer.read(MAX_ANSWER)), ""
+    except urllib.error.HTTPError as error:
+        return None, str(error.code)
+    except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        said = reason.strerror if isinstance(reason, OSError) else None
+        return None, said or type(reason).__name__
+
+
 def _owner(base: str) -> str:
     """Whose `/v1/models` it is: a version alone is answered by gateways and by other engines, too. "" if unknown."""
-    try:
-        with urllib.request.urlopen(base + "/v1/models", timeout=HTTP_SECONDS) as answer:
-            data = json.loads(answer.read(MAX_ANSWER))
-    except (OSError, ValueError):
-        return ""
+    data, _ = _ask(base, "/v1/models")
     listed = data.get("data") if isinstance(data, dict) else None
     owners = {m.get("owned_by") for m in listed if isinstance(m, dict)} if isinstance(listed, list) else set()
     return next((kind for kind in KINDS if kind in owners), "")
@@ -195,6 +239,8 @@ def _distinct(engines: Sequence[Engine]) -> list[Engine]:
                 other,
                 label=other.label if other.label == engine.label else f"{other.label} + {engine.label}",
                 version=other.version or engine.version,
+                file=other.file or engine.file,
+                line=other.line if other.file else engine.line,
                 flags={**engine.flags, **other.flags},
                 env={**engine.env, **other.env},
                 unit=other.unit or engine.unit,

@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import yaml
-
 from closeranks.diagnose.audit.model import Engine
-from closeranks.diagnose.audit.sources import flags
+from closeranks.diagnose.audit.sources import flags, plainyaml
 
 _SERVER_ARGS = re.compile(r"server_args=(?:ServerArgs\(|\{(?='))(.*)[)}]\s*$")
 _ARGUMENT = re.compile(r"(\w+)(?:=|': )('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|[^,()]+)(?:, |$)")
@@ -17,38 +16,123 @@ _NON_DEFAULT = re.compile(r"non-default args: (\{.*)")
 _ITEM = re.compile(r"'(\w+)': ('[^']*'|[\d.]+|True)")
 _KV = re.compile(r"kv_(connector|role)='(\w+)'")
 _VLLM_VERSION = re.compile(r"(?:vLLM (?:API server )?|[█▀▄] +)version (\d\S*)")  # newer ones print a banner
-_TAG = re.compile(r"(sglang|vllm)[^:/\s]*:v?(\d+\.\d+[^\s\"']*)")
+_SHELLS = ("sh", "bash", "dash", "zsh", "ash", "ksh", "busybox")
+_REDIRECTION = re.compile(r"\d?[<>]{1,2}&?\S*|&>{1,2}\S*")
+IMAGE_TAG = re.compile(r"(sglang|vllm)[^:/\s]*:v?(\d+\.\d+[^\s\"']*)")
 
 
-def from_unit(text: str, label: str) -> list[Engine]:
-    """The engine that a systemd unit starts; [] when it starts none."""
+def from_unit(text: str, label: str, drop_ins: Sequence[str] = ()) -> list[Engine]:
+    """The engine that a systemd unit starts, with its drop-ins in their order; [] when it starts none.
+
+    As systemd reads it: lines that begin with `#` or `;` are none, also within a command that goes on over several
+    lines, and an empty assignment forgets what was assigned before.
+    """
     directives: dict[str, list[str]] = {}
-    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
-        name, given, value = line.partition("=")
-        if given and not line.lstrip().startswith(("#", ";", "[")):
-            directives.setdefault(name.strip().lower(), []).append(value.strip())
+    started: list[tuple[str, int]] = []
+    for nth, part in enumerate([text, *drop_ins]):
+        for number, line in joined(part, "#;"):
+            name, given, value = line.partition("=")
+            key, value = name.strip().lower(), value.strip()
+            if not given or line.lstrip().startswith("["):
+                continue
+            if not value:
+                directives.pop(key, None)
+                started = [] if key == "execstart" else started
+            elif key == "execstart":
+                started.append((value, number if nth == 0 else 0))
+            else:
+                directives.setdefault(key, []).append(value)
     env: dict[str, str] = {}
-    for value in directives.get("environment", []):
+    for value in directives.pop("environment", []):
         for word in flags.split_line(value):
             name, given, content = word.partition("=")
             if given:
                 env[name] = content
-    started = [line for line in directives.get("execstart", []) if flags.is_command_line(line)]
-    unit = {name: tuple(values) for name, values in directives.items() if name not in ("execstart", "environment")}
+    started = [(command, number) for command, number in started if flags.is_command_line(command)]
+    unit = {name: tuple(values) for name, values in directives.items()}
     unit["execstart"] = tuple("" for _ in started)  # its words are in the engine's flags, without secrets
     complete = "environmentfile" not in directives
-    engines = [flags.parse(flags.split_line(line.lstrip("-@:+!")), label, env) for line in started]
+    engines = [
+        replace(_command(command.lstrip("-@:+!"), label, env) or flags.parse([], label), line=number)
+        for command, number in started
+    ]
     return [replace(engine, unit=unit, complete_env=complete) for engine in engines]
 
 
+def drop_ins(unit: Path) -> list[Path]:
+    """The drop-ins of a unit's file, in systemd's order."""
+    folder = unit.with_name(unit.name + ".d")
+    return sorted(p for p in folder.glob("*.conf") if p.is_file()) if folder.is_dir() else []
+
+
+def unit_of_drop_ins(folder: Path) -> Path | None:
+    """The unit beside it whose drop-ins a folder holds."""
+    unit = folder.with_name(folder.name.removesuffix(".d"))
+    return unit if folder.is_dir() and folder.name.endswith(".service.d") and unit.is_file() else None
+
+
+def joined(text: str, comments: str) -> list[tuple[int, str]]:
+    """Lines with those that they go on in behind a backslash, each with the number of its first, without comments."""
+    lines: list[tuple[int, str]] = []
+    going_on = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith(tuple(comments)):
+            continue
+        if going_on:
+            first, before = lines[-1]
+            lines[-1] = first, f"{before} {line.strip()}"
+        else:
+            lines.append((number, line))
+        going_on = lines[-1][1].rstrip().endswith("\\")
+        if going_on:
+            lines[-1] = lines[-1][0], lines[-1][1].rstrip()[:-1].rstrip()
+    return lines
+
+
+def commands(line: str) -> list[list[str]]:
+    """The commands of a shell's line, each as its words: without comments, redirections, and `exec`, `nohup` and such
+    in front."""
+    found: list[list[str]] = [[]]
+    for word in flags.split_line(line):
+        if word.startswith("#"):
+            break
+        if word in ("&&", "||", ";", "|", "&"):
+            found.append([])
+        elif not _REDIRECTION.fullmatch(word):
+            found[-1].append(word.removesuffix(";"))
+            if word.endswith(";"):
+                found.append([])
+    return [words for words in found if words]
+
+
+def _command(line: str, label: str, env: Mapping[str, str]) -> Engine | None:
+    """The engine of the first command of a line that starts one; a shell's script (`sh -c`) is read as one."""
+    for words in commands(line):
+        script = shell_script(words)
+        if script is not None:
+            return next(iter(from_text(script, label, env)), None)
+        if flags.is_command_line(" ".join(words)):
+            return flags.parse(words, label, env)
+    return None
+
+
+def shell_script(words: Sequence[str]) -> str | None:
+    """What a shell among the words is told to run: `bash -lc SCRIPT`, `/bin/sh -ec SCRIPT`, `tini -- sh -c SCRIPT`."""
+    for at, word in enumerate(words):
+        if word.rsplit("/", 1)[-1] not in _SHELLS:
+            continue
+        for n, option in enumerate(words[at + 1 :], at + 1):
+            if not option.startswith(("-", "+")):
+                break
+            if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", option) and n + 1 < len(words):
+                return words[n + 1]
+    return None
+
+
 def from_yaml(text: str, label: str) -> list[Engine]:
-    """Engines in a compose file or in Kubernetes manifests; [] when there are none, or it is no YAML."""
-    try:
-        documents = list(yaml.safe_load_all(text))
-    except yaml.YAMLError:
-        return []
+    """Engines in a compose file or in Kubernetes manifests; [] when there are none. Raises `plainyaml.Refused`."""
     engines = []
-    for document in documents:
+    for document in plainyaml.load(text):
         for name, container, shared in _containers(document):
             engine = _container(name, container, shared, label)
             if engine is not None:
@@ -63,7 +147,7 @@ def _containers(document: Any) -> Iterator[tuple[str, Mapping[str, Any], Mapping
     if isinstance(services, Mapping):
         for name, service in services.items():
             if isinstance(service, Mapping):
-                yield str(name), service, {"restart": str(service.get("restart", ""))}
+                yield str(name), service, {"restart": str(service.get("restart") or "")}
         return
     pending: list[Any] = [document]
     while pending:
@@ -75,7 +159,7 @@ def _containers(document: Any) -> Iterator[tuple[str, Mapping[str, Any], Mapping
                     yield (
                         str(container.get("name", "?")),
                         container,
-                        {"restart": str(here.get("restartPolicy", "Always"))},
+                        {"restart": str(here.get("restartPolicy") or "Always")},
                     )
             pending += here.values()
         elif isinstance(here, list):
@@ -84,22 +168,28 @@ def _containers(document: Any) -> Iterator[tuple[str, Mapping[str, Any], Mapping
 
 def _container(name: str, container: Mapping[str, Any], shared: Mapping[str, str], label: str) -> Engine | None:
     words = [*_words(container.get("entrypoint")), *_words(container.get("command")), *_words(container.get("args"))]
-    if len(words) == 3 and words[1] == "-c":
-        words = flags.split_line(words[2])
     image = str(container.get("image", ""))
-    if not flags.engine_kind([*words, image]) or not any(word.startswith("--") for word in words):
-        return None
     environment = container.get("environment") or container.get("env") or {}
     env = _environment(environment)
-    engine = flags.parse(words, f"{label}: {name}", env)
-    tag = _TAG.search(image)
+    script = shell_script(words)
+    if script is not None:
+        started = next(iter(from_text(script, f"{label}: {name}", env)), None)
+        if started is None:
+            return None
+        engine = started
+    else:
+        if not flags.engine_kind([*words, image]) or not any(word.startswith("--") for word in words):
+            return None
+        engine = flags.parse(words, f"{label}: {name}", env)
+    tag = IMAGE_TAG.search(image)
     security = _mapping(container.get("securityContext"))
     caps = [*_words(container.get("cap_add")), *_words(_mapping(security.get("capabilities")).get("add"))]
     privileged = container.get("privileged") or security.get("privileged")
     return replace(
         flags.make(engine.kind or flags.engine_kind([image]), engine.label, engine.flags, engine.env, engine.version),
         version=engine.version or (tag[2].split("-")[0] if tag else None),
-        container={"cap_add": " ".join(caps), "privileged": str(bool(privileged)).lower(), **shared},
+        container={"cap_add": " ".join(caps), "privileged": str(privileged or "false").lower(), **shared},
+        line=int(container[plainyaml.LINE]),
         complete_env="env_file" not in container and "envFrom" not in container,
     )
 
@@ -111,32 +201,32 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _words(value: Any) -> list[str]:
     if isinstance(value, str):
         return flags.split_line(value)
-    return [str(word) for word in value] if isinstance(value, list) else []
+    return [str(word) for word in value if isinstance(word, str)] if isinstance(value, list) else []
 
 
 def _environment(given: Any) -> dict[str, str]:
     if isinstance(given, Mapping):
-        return {str(name): str(value) for name, value in given.items()}
+        return {str(name): str(value or "") for name, value in given.items() if name != plainyaml.LINE}
     env = {}
     for item in given if isinstance(given, list) else []:
         if isinstance(item, Mapping):
-            env[str(item.get("name"))] = str(item.get("value", ""))
+            env[str(item.get("name"))] = str(item.get("value") or "")
         else:
             name, _, value = str(item).partition("=")
             env[name] = value
     return env
 
 
-def from_text(text: str, label: str) -> list[Engine]:
-    """Engines in a shell file, a list of flags, a `ps` listing or a log.
+def from_text(text: str, label: str, env: Mapping[str, str] | None = None) -> list[Engine]:
+    """Engines in a shell file, a list of flags, a `ps` listing or a log, each with its line.
 
-    SGLang logs `server_args=ServerArgs(...)` or a dictionary; vLLM its version and `non-default args: {...}`.
+    SGLang logs `server_args=ServerArgs(...)` or a dictionary; vLLM its version and `non-default args: {...}`. `env` is
+    the environment that the commands begin with.
     """
     version = _VLLM_VERSION.search(text)
-    joined = re.sub(r"\\\n\s*", " ", text)
-    env = {}
+    env = dict(env or {})
     engines, logs = [], dict[object, Engine]()
-    for line in joined.splitlines():
+    for number, line in joined(text, "#"):
         if exported := re.fullmatch(r"\s*(?:export\s+)?([A-Z_][A-Z0-9_]*)=(\S*)\s*", line):
             env[exported[1]] = exported[2].strip("'\"")
         elif logged := _SERVER_ARGS.search(line):
@@ -145,15 +235,18 @@ def from_text(text: str, label: str) -> list[Engine]:
                 flags.normal(k): "true" if v == "True" else v for k, v in found.items() if v not in ("None", "False")
             }
             engine = flags.make("sglang", label, given, env)
-            logs[engine.flag("host"), engine.flag("port"), engine.role] = engine  # of several lives the last one
+            logs[engine.flag("host"), engine.flag("port"), engine.role] = replace(engine, line=number)  # its last life
         elif logged := _NON_DEFAULT.search(line):
-            engines.append(_from_vllm_log(logged[1], label, env, version[1] if version else None))
+            engine = _from_vllm_log(logged[1], label, env, version[1] if version else None)
+            engines.append(replace(engine, line=number))
         elif flags.is_command_line(line):
-            engines.append(flags.parse(flags.split_line(line), label, env))
+            if (started := _command(line, label, env)) is not None:
+                engines.append(replace(started, line=number))
         elif line.lstrip().startswith("--") and not engines:
             words = flags.split_line(line)
             engine = flags.parse(words, label, env)
-            engines.append(flags.make(engine.kind or flags.kind_by_flags(words), label, engine.flags, env))
+            engine = flags.make(engine.kind or flags.kind_by_flags(words), label, engine.flags, env)
+            engines.append(replace(engine, line=number))
     return [*engines, *logs.values()]
 
 
