@@ -3,6 +3,7 @@
 import contextlib
 import io
 import random
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -116,3 +117,16 @@ def test_names_of_files_are_redacted() -> None:
 
 def case_text() -> str:
     return public()[0][1][2][1]
+
+
+@pytest.mark.parametrize(
+    "name", ["<img src=x onerror=1>.log", "x`|<script>1</script>.log", "a](http://evil).log", "```\n# x"]
+)
+def test_names_of_files_are_text_in_every_output(name: str) -> None:
+    verdict = diagnose_texts([(name, case_text()), (name + ".gz", b"\x1f\x8b no archive")])
+    for text in (markdown.render(verdict), markdown.issue(verdict), page.render(verdict)):
+        assert "<img" not in text
+        assert "<script" not in text
+        assert "](http" not in re.sub(r"`[^`\n]*`", "", text) or text.startswith("<!doctype")
+        assert text.count("\n# x") == 0
+        assert text.count("\n```") % 2 == 0

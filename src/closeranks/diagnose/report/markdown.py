@@ -26,7 +26,12 @@ def render(verdict: Verdict) -> str:
     """The whole verdict."""
     out = ["# closeranks diagnose", ""]
     for i, f in enumerate(verdict.findings):
-        out += [f"## {'Verdict' if i == 0 else f'Finding {i + 1}'}: {f.cls} ({f.certainty})", "", f.summary, ""]
+        out += [
+            f"## {'Verdict' if i == 0 else f'Finding {i + 1}'}: {f.cls} ({f.certainty})",
+            "",
+            _inline(f.summary),
+            "",
+        ]
         out += _body(f)
     if verdict.patched:
         out += ["## Patched areas of the installed engine", ""]
@@ -34,14 +39,20 @@ def render(verdict: Verdict) -> str:
         out.append("")
     if verdict.timeline:
         out += ["## Timeline", ""]
-        out += [f"- {clock.show(e.time)} `{e.file}:{e.line}` {_inline(e.says)}" for e in verdict.timeline[:60]]
+        out += [f"- {clock.show(e.time)} `{_name(e.file)}:{e.line}` {_inline(e.says)}" for e in verdict.timeline[:60]]
         out.append("")
-    out += ["## What was read", "", *(f"- {line}" for line in [*verdict.coverage, *verdict.notes[:40]]), ""]
+    out += ["## What was read", "", *(f"- {_inline(line)}" for line in [*verdict.coverage, *verdict.notes[:40]]), ""]
     return redact("\n".join(out))
 
 
 def _inline(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    """Text within a line: names of the evidence make no table, no tag and no link of it."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(").replace("\n", " ")
+
+
+def _name(file: str) -> str:
+    """A file's name within backticks: it cannot leave them, and no renderer finds a tag in it."""
+    return file.replace("`", "'").replace("<", "‹").replace(">", "›").replace("\n", " ")
 
 
 def _body(f: Finding) -> list[str]:
@@ -69,7 +80,7 @@ def _body(f: Finding) -> list[str]:
             f". {n}: {v}" for n, v in (("Workaround", k.workaround), ("price", k.price), ("Fix", k.fix)) if v
         )
         out.append(f"**Known issue:** {k.id} ({k.certainty}): {_inline(k.reason)}{_inline(more)}  ")
-    out += ["", *(f"- `{e.file}:{e.line}` {_inline(e.says)}" for e in f.evidence), ""]
+    out += ["", *(f"- `{_name(e.file)}:{e.line}` {_inline(e.says)}" for e in f.evidence), ""]
     return out
 
 
@@ -92,7 +103,7 @@ def issue(verdict: Verdict) -> str:
 
 def _bug(verdict: Verdict) -> list[str]:
     f = verdict.main
-    out = [f"{f.summary} ({f.certainty})", ""]
+    out = [f"{_inline(f.summary)} ({f.certainty})", ""]
     if f.ranks:
         out += ["Where each rank stands:", "", "| rank | where it waits |", "|---|---|"]
         out += [f"| {_inline(r)} | {_inline(w)} |" for r, w in list(f.ranks.items())[:64]]
@@ -106,7 +117,14 @@ def _bug(verdict: Verdict) -> list[str]:
         items = [i for i in items if i]
         if items:
             out += [f"{name}:", "", *(f"- {_inline(i)}" for i in items), ""]
-    out += ["Evidence:", "", "```", *(f"{e.file.rsplit('/', 1)[-1]}:{e.line}: {e.says}" for e in f.evidence), "```", ""]
+    out += [
+        "Evidence:",
+        "",
+        "```",
+        *(f"{_name(e.file.rsplit('/', 1)[-1])}:{e.line}: {_name(e.says)}" for e in f.evidence),
+        "```",
+        "",
+    ]
     if f.known_issues:
         out += ["Possibly related:", "", *(f"- {k.id}: {_inline(k.reason)}" for k in f.known_issues), ""]
     return out
