@@ -21,7 +21,6 @@ import uvloop
 from closeranks.gateway import app, logs, server, service, settings
 from closeranks.gateway.engines import CurveKeyError
 from closeranks.lifeline import BEAT_S, PARENT, Heart, end_with_parent
-from closeranks.output import make_unfailing
 
 log = structlog.get_logger()
 
@@ -74,7 +73,6 @@ def main(argv: list[str]) -> int:
     except (OSError, msgspec.DecodeError) as error:
         print(f"{argv[1]}: {error}", file=sys.stderr)
         return 2
-    make_unfailing()
     logs.configure(given)
     setproctitle.setproctitle("closeranks::gateway")
     if PARENT in os.environ:  # started by hand it outlives the terminal's shell
