@@ -123,7 +123,7 @@ def test_no_prompt_and_no_answer_in_the_log(tmp_path: Path) -> None:
         call(running.url + CHAT, {"messages": [{"role": "user", "content": secret}], "max_tokens": 2, "rid": "the-id"})
         call(running.url + CHAT, {"messages": [{"role": secret, "content": secret}]})
         call(running.url + CHAT, secret.encode())
-        wait_for(lambda: "the-id" in running.log.read_text())
+        wait_for(lambda: all(text in running.log.read_text() for text in ("the-id", "tokens can flow")))
         log = running.log.read_text()
         assert secret not in log
         line = next(json.loads(text) for text in log.splitlines() if "the-id" in text)
