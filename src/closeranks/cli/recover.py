@@ -15,7 +15,7 @@ import structlog
 
 from closeranks.cli import _recover
 from closeranks.cli._settings import SettingsError, add_flags, gather, options
-from closeranks.output import make_unfailing
+from closeranks.output import make_unblocking
 from closeranks.watch.discover import Finder
 from closeranks.watch.recover import Outcome, Preview, Recovery
 from closeranks.watch.recover_act import loops_of
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 recovered or shown, 1 failed or refused, 2 usage, 3 no such engine, stopped, or another process acts."""
-    make_unfailing()  # a closed pipe must not end a plan between its end and its start
+    make_unblocking()  # a closed pipe must not end a plan between its end and its start
     structlog.configure(  # the steps are printed; what is logged beside them goes to standard error
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

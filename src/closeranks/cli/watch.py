@@ -14,7 +14,7 @@ import structlog
 
 from closeranks.cli import _recover
 from closeranks.cli._settings import SettingsError, add_flags, gather, only, options
-from closeranks.output import make_unfailing
+from closeranks.output import make_unblocking
 from closeranks.watch.settings import Settings
 
 HELP = "watch the engines on this machine: see a wedge in seconds, keep the evidence, say what it is"
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 sound (or ended by a signal), 1 a finding, 2 usage, 3 nothing to see or could not judge."""
-    make_unfailing()
+    make_unblocking()
     try:
         values = gather(args, _OPTIONS)
         settings = Settings(**only(Settings, values))
