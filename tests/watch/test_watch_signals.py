@@ -351,6 +351,30 @@ def test_a_missing_helper_thread_is_named() -> None:
     assert "no decode_listener_thread in TP0, TP1" in str(values["lacks"])
 
 
+def test_a_rank_with_fewer_senders_than_the_others_is_named() -> None:
+    """A thread that ended by SystemExit leaves no word in the log."""
+    seen = engine(role="prefill")
+    sender = 'Thread {n} (idle): "Thread-{n} (transfer_worker)"\n    wait (threading.py:327)\n'
+    boot = 'Thread 150 (idle): "Thread-7 (bootstrap_thread_guarded)"\n    bootstrap_thread (nixl/conn.py:33)\n'
+
+    def lacks(first: int, second: int) -> object:
+        rounds = _rounds(DUMP.format(line=1))
+        rounds.engines = (seen,)
+        for process in seen.deciders:
+            key = f"{seen.name}/{process.label}"
+            counts = (first, second) if process.label == "TP1" else (4, 4)
+            for dumps, count in zip((rounds.first, rounds.second), counts, strict=True):
+                threads = "".join(sender.format(n=200 + n) for n in range(count))
+                dumps[key] = DUMP.format(line=1).partition("Thread 150")[0] + threads + boot
+        values = stacks.judge(rounds)[seen.name]
+        assert not isinstance(values, Blind)
+        return values["lacks"]
+
+    assert lacks(3, 3) == "3 of 4 transfer_worker in TP1"
+    assert lacks(0, 0) == "0 of 4 transfer_worker in TP1"
+    assert lacks(4, 4) == lacks(3, 4) == lacks(4, 3) == ""
+
+
 def test_a_process_that_engines_share_is_dumped_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two py-spy at one process the second is refused, and its engine would be blind."""
     asked: list[int] = []

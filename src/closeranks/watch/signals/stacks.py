@@ -38,6 +38,8 @@ _SLOW = {"device_wait", "device_launch", "collective_device", "p2p_device", "imp
 _TRANSFER_THREAD = re.compile(r"\b(transfer_worker|decode_listener_thread|bootstrap_thread|decode_thread)\b")
 _HELPERS = {"prefill": "bootstrap_thread", "decode": "decode_listener_thread"}
 """SGLang's helper thread that every rank of a role must have."""
+_SENDER = re.compile(r"\btransfer_worker\b")
+"""One of the threads that send on a rank of prefill: as many on each rank as on the others."""
 
 
 @dataclass
@@ -154,6 +156,8 @@ def _group(rounds: Rounds, engine: EngineSeen, group: Sequence[Proc]) -> Values 
     names = [{f.name for f in b.main.frames} if b.main else set() for _, b in read.values()]
     helper = _HELPERS.get(engine.role, "") if engine.kind == "sglang" else ""
     lacking = [p.label for p, (_, b) in read.items() if p.role == "rank" and helper and helper not in helper_threads(b)]
+    lacks = [f"no {helper} in {', '.join(lacking)}"] if lacking else []
+    lacks += _fewer_senders(rounds, {p.label: keys[p] for p in read if p.role == "rank"}) if helper else []
     core = [p for p in last if p.role in ("engine_core", "launcher", "gateway")]
     return {
         "began": rounds.began,
@@ -171,9 +175,18 @@ def _group(rounds: Rounds, engine: EngineSeen, group: Sequence[Proc]) -> Values 
         "slow": any(place.kind in _SLOW for place in last.values()),
         "compiling": any(place.kind == "compile" for place in last.values()),
         "places": _places(last),
-        "lacks": f"no {helper} in {', '.join(lacking)}" if lacking else "",
+        "lacks": ", ".join(lacks),
         "transfer_still": _transfer_still(rounds, engine, read),
     }
+
+
+def _fewer_senders(rounds: Rounds, ranks: Mapping[str, str]) -> list[str]:
+    """Ranks with fewer threads that send than another one, in both dumps. `ranks`: label → key."""
+    counts = {
+        n: [len(_tasks(dumps[key], _SENDER)) for dumps in (rounds.first, rounds.second)] for n, key in ranks.items()
+    }
+    most = max((min(pair) for pair in counts.values()), default=0)
+    return [f"{max(pair)} of {most} transfer_worker in {n}" for n, pair in sorted(counts.items()) if max(pair) < most]
 
 
 def _transfer_still(rounds: Rounds, engine: EngineSeen, read: Mapping[Proc, tuple[Stack, Stack]]) -> bool:
