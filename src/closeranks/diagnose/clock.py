@@ -57,7 +57,7 @@ def show(t: float | None) -> str:
     """`MM-DD HH:MM:SS` of a time; empty for None."""
     if t is None:
         return ""
-    day = int(t // DAY)
+    day = max(0, int(t // DAY))  # a time that was reckoned back from another may lie before the year
     month = max(i for i, b in enumerate(_BEFORE) if b <= day)
     rest = int(t % DAY)
     return f"{month + 1:02}-{day - _BEFORE[month] + 1:02} {rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
