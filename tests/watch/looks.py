@@ -108,7 +108,7 @@ class Film:
             readings["probe"] = {name: {"at": self.at, "began": self.at - 5, "said": "no answer in 10 s", **probe}}
         if gpu is not None:
             readings["gpu"] = {name: {"at": self.at, **gpu}}
-        shot = Snapshot(self.at, 0.0, (self.engine,), readings, {name: float("inf")} if disturbed else {})
+        shot = self.shot = Snapshot(self.at, 0.0, (self.engine,), readings, {name: float("inf")} if disturbed else {})
         self.memory = step(self.memory, shot, DEFAULT)
         return self.phase
 

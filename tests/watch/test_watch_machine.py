@@ -421,6 +421,22 @@ def test_the_last_word_of_a_life_says_nothing_of_the_next() -> None:
     assert film.look(log={"crash": "x", "pid": 500.0, "start": 1.0}) == "confirmed"
 
 
+def test_what_was_read_of_a_life_says_nothing_of_the_next() -> None:
+    """Answers of an engine that was just ended are seconds old when its successor is seen."""
+    film = Film()
+    film.looks(6, log={})
+    assert film.phase == "healthy"
+    film.engine, old = engine(base=500), film.shot
+    for _ in range(5):
+        film.look(counters="blind", http=None, log={})
+        later = msgspec.structs.replace(
+            film.shot, readings={**film.shot.readings, "counters": old.readings["counters"]}
+        )
+        film.memory = step(film.memory, msgspec.structs.replace(later, at=film.at + 0.5), DEFAULT)
+        assert film.phase != "healthy"
+    assert film.looks(14, log={})[-1] == "healthy"
+
+
 def test_another_life_begins_anew() -> None:
     film = Film()
     film.looks(4)

@@ -9,6 +9,8 @@ from closeranks.watch.tracks import Key, Track
 
 FRESH_S = 12.0
 """An older reading says nothing about now."""
+OVER_HTTP = frozenset({"counters", "loads", "http", "probe"})
+"""Signals whose readings do not tell of which process they are."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,15 @@ class View:
     """It was ready in this life."""
     anew: bool = False
     """A life of this engine went before this one while we watched."""
+    born: float = float("-inf")
+    """When its processes were first seen in the place of others: what was read before is of those."""
 
     def values(self, signal: Signal, key: str = "") -> Values | None:
         """The reading, None when it is blind, old, of a life of the engine that is over, or not there."""
         found = self.snapshot.readings.get(signal, {}).get(key or self.engine.name)
         if found is None or isinstance(found, Blind):
+            return None
+        if signal in OVER_HTTP and float(found.get("at", self.born)) < self.born:
             return None
         head = self.engine.head if signal == "log" and "pid" in found else None
         if head is not None and (head.pid, head.start_time) != (found["pid"], found["start"]):
@@ -53,7 +59,9 @@ class View:
     def track(self, signal: Signal, field: str, key: str = "") -> Track | None:
         """What a value did; None unless its newest reading is fresh."""
         found = self.tracks.get((signal, key or self.engine.name, field))
-        return found if found is not None and self.snapshot.at - found.last <= FRESH_S else None
+        if found is None or (signal in OVER_HTTP and found.last < self.born):
+            return None
+        return found if self.snapshot.at - found.last <= FRESH_S else None
 
     def flat_s(self, signal: Signal, field: str, key: str = "") -> float:
         """For how long a value has stood; 0 when nothing is known of it."""
@@ -77,7 +85,7 @@ class View:
             track
             for (signal, key, field), track in self.tracks.items()
             if signal == "counters" and key == self.engine.name and field.startswith("busy_")
-            if self.snapshot.at - track.last <= FRESH_S
+            if self.snapshot.at - track.last <= FRESH_S and track.last >= self.born
         ]
 
     def peers(self) -> Iterator["View"]:
