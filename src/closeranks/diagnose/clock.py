@@ -54,8 +54,8 @@ def find(text: str, limit: int = 160) -> float | None:
 
 
 def show(t: float | None) -> str:
-    """`MM-DD HH:MM:SS` of a time; empty for None."""
-    if t is None:
+    """`MM-DD HH:MM:SS` of a time; empty for None, and for one that is in no year (a time-out of nonsense before it)."""
+    if t is None or not 0 <= t < 366 * DAY:
         return ""
     day = max(0, int(t // DAY))  # a time that was reckoned back from another may lie before the year
     month = max(i for i, b in enumerate(_BEFORE) if b <= day)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+from closeranks.diagnose import quotes
 from closeranks.diagnose.facts import Fact, Src
 from closeranks.diagnose.lines import MAX_LINE, Line, parse
 
@@ -46,7 +47,7 @@ class Prefilter:
 
 def prefilter(readers: Iterable[LineReader]) -> Prefilter:
     """The expressions for the tokens of `readers`."""
-    tokens = {t for r in readers for t in r.TOKENS}
+    tokens = {t for r in readers for t in r.TOKENS} | set(quotes.TOKENS)
     return Prefilter(_tree(tokens), _tree(_anchors(tokens)))
 
 
@@ -153,13 +154,15 @@ class Scanner:
         self.hits: dict[bytes, int] = {}
         self.late: dict[bytes, deque[tuple[int, bytes]]] = {}
         self.readers_tokens = [(r, r.TOKENS) for r in readers]
-        self.shapes: dict[bytes, bytes] = {}
+        self.shapes: dict[bytes, tuple[bytes, bool]] = {}
+        self.quotes = quotes.Quotes()
         self.open = False  # some reader wants the following lines whatever they hold
         self.clock: tuple[int, float | None] = (0, None)
 
     def facts(self, blocks: Iterable[tuple[bytes, bool]]) -> Iterator[Fact]:
         """Facts of the blocks, then of what readers still held at the end."""
         for block, read in blocks:
+            self.quotes.block(read)
             if read:
                 yield from self._block(block)
             else:
@@ -192,14 +195,14 @@ class Scanner:
             end = block.find(b"\n", at)
             end = size if end < 0 else end
             self.number += 1
-            yield from self._one(block[at:end])
+            raw = block[at:end]
+            token, prints = self._token(raw)
+            if (self.open or token) and not self.quotes.holds(block, at, end, prints):
+                yield from self._one(raw, token)
             at = end + 1
 
-    def _one(self, raw: bytes) -> Iterator[Fact]:
+    def _one(self, raw: bytes, token: bytes) -> Iterator[Fact]:
         if not self.open:
-            token = self._token(raw)
-            if not token:
-                return
             seen = self.hits[token] = self.hits.get(token, 0) + 1
             if seen > KEEP:  # a flood: kept as bytes, read at the end
                 ring = self.late.get(token)
@@ -210,18 +213,19 @@ class Scanner:
         if self.found < MAX_FACTS:
             yield from self._line(self.number, raw[:MAX_LINE].decode("utf-8", "replace"))
 
-    def _token(self, raw: bytes) -> bytes:
-        """The first token of a reader in a line. Lines that differ in numbers and hex digits only are searched once."""
+    def _token(self, raw: bytes) -> tuple[bytes, bool]:
+        """The first token in a line, and whether it prints a request. Lines that differ in numbers and hex digits only
+        are searched once."""
         if len(raw) > MAX_LINE:
             raw = raw[:MAX_LINE]
         shape = raw.translate(None, b"0123456789abcdef")
-        token = self.shapes.get(shape)
-        if token is None:
+        found = self.shapes.get(shape)
+        if found is None:
             m = self.pattern.search(raw)
-            token = m[0] if m else b""
+            found = (m[0], quotes.BEGINS.search(raw) is not None) if m else (b"", False)
             if len(self.shapes) < MAX_SHAPES:
-                self.shapes[shape] = token
-        return token
+                self.shapes[shape] = found
+        return found
 
     def _line(self, number: int, raw: str, late: bool = False) -> Iterator[Fact]:
         for piece in raw.split("\r"):  # progress bars overwrite themselves

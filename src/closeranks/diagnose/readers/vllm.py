@@ -49,7 +49,7 @@ class Vllm(SignatureReader):
     SIGNATURES = (
         Sig("shm_wait", "No available shared memory broadcast block", r"(?=.)"),
         Sig("rpc_timeout", "RPC call to", r"RPC call to (?P<call>\w{1,40}) timed out"),
-        Sig("engine_dead", "EngineDeadError", r"(?=.)"),
+        Sig("engine_dead", "EngineDeadError", r"EngineDeadError(?=[:('\"]|\s*$)"),
         Sig("engine_dead", "EngineCore encountered", r"(?=.)"),
         Sig("engine_dead", "Engine core proc", r"Engine core proc \S+ died unexpectedly"),
         Sig("engine_start_failed", "Engine core initialization failed", r"(?:.*?'EngineCore\w{0,12}': (?P<code>-?\d{1,5}))?"),
