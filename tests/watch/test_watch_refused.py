@@ -302,3 +302,12 @@ def test_a_prompt_that_took_long_and_is_then_handed_over_is_no_stall() -> None:
     for _ in range(4):
         film.look(probe=HANGS, held={"prefill": {"inflight": 1.0}}, prefill_tokens=1.0)
         assert film.memory.states[PREFILL].phase != "confirmed"
+
+
+def test_an_engine_that_waited_for_decode_a_moment_ago_explains_no_failure() -> None:
+    """In a busy pair it does so every few seconds."""
+    film = settled()
+    film.looks(8, tokens=1, held={"prefill": {"inflight": 2.0}})
+    assert film.memory.states[PREFILL].phase == "excluded"
+    assert film.looks(5, fails=1)[-1] == "suspect"
+    assert "confirmed" in film.looks(8, fails=2, probe=REFUSED)

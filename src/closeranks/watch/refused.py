@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import msgspec
 
 from closeranks.watch.limits import Limits
-from closeranks.watch.rules import PAUSED, Suspicion, held_back, paused
+from closeranks.watch.rules import PAUSED, Suspicion, ending, held_back, paused
 from closeranks.watch.snapshot import Evidence, Signal
 from closeranks.watch.view import View
 
@@ -60,7 +60,7 @@ def follow(view: View, old: Refusals, limits: Limits) -> Refusals:
     served = _served(view, old.served)
     peers = frozenset((p.engine.name, h.pid, h.start_time) for p in view.peers() if (h := p.engine.head) is not None)
     changed = old.peers is not None and old.peers != peers
-    blocked = at if changed or held_back(view) or _phases(view, ("excluded",)) else old.blocked
+    blocked = at if changed or held_back(view) or any(map(_held_up, view.peers())) else old.blocked
     explained = at - blocked < limits.refused_grace_s or _phases(view, ("confirmed", "blind"))
     known = {name: n for name, n in old.base.items() if name in sides}
     if explained or served > old.served or paused(view):
@@ -122,6 +122,12 @@ def _phases(view: View, phases: tuple[str, ...]) -> bool:
     """Whether an engine that hands over to this one is in one of these phases."""
     states = (view.states.get(peer.engine.name) for peer in view.peers())
     return any(state is not None and state.phase in phases for state in states)
+
+
+def _held_up(peer: View) -> bool:
+    """Whether an engine takes no hand-overs by its own state: one that only waits for decode goes on to hand over."""
+    state = peer.states.get(peer.engine.name)
+    return state is not None and state.phase == "excluded" and bool(held_back(peer) or paused(peer) or ending(peer))
 
 
 def _well(peer: View) -> bool:
