@@ -54,10 +54,11 @@ def find(text: str, limit: int = 160) -> float | None:
 
 
 def show(t: float | None) -> str:
-    """`MM-DD HH:MM:SS` of a time; empty for None, and for one that is in no year (a time-out of nonsense before it)."""
-    if t is None or not 0 <= t < 366 * DAY:
+    """`MM-DD HH:MM:SS` of a time, which may be reckoned back into the year before; empty for None and for other years."""
+    if t is None or not -31 * DAY <= t < 366 * DAY:
         return ""
-    day = max(0, int(t // DAY))  # a time that was reckoned back from another may lie before the year
+    t %= 366 * DAY
+    day = int(t // DAY)
     month = max(i for i, b in enumerate(_BEFORE) if b <= day)
     rest = int(t % DAY)
     return f"{month + 1:02}-{day - _BEFORE[month] + 1:02} {rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
