@@ -5,12 +5,14 @@ import math
 import pickle
 import random
 import re
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from closeranks.diagnose import collect as collecting
+from closeranks.diagnose import rules
 from closeranks.diagnose.collect import NOT_READ, collect
 from closeranks.diagnose.facts import Event, Metric, Src
 from closeranks.diagnose.judge import diagnose_texts
@@ -19,6 +21,8 @@ from closeranks.diagnose.readers import document_readers, line_readers
 from closeranks.diagnose.readers.flight_recorder import FlightRecorder
 from closeranks.diagnose.readers.prometheus import Prometheus
 from closeranks.diagnose.report import json_report
+from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.verdict import Finding
 from closeranks.evidence.bundle import from_texts
 from tests.diagnose.corpus import own, public, threads
 
@@ -149,3 +153,19 @@ def test_a_hostile_recorder_dump_is_read_in_bounded_time() -> None:
     dump = {"version": "2.10", "entries": [entry], "pg_config": {"0": {"ranks": sizes, "desc": 1.5}}}
     facts = list(FlightRecorder().document(dump, Src("nccl_trace_rank_0", 1)) or ())
     assert all(len(f.says()) < 200 for f in facts)
+
+
+def test_a_rule_that_fails_costs_what_it_would_have_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(collect(from_texts([("dmesg.txt", OOM)])).facts, ["dmesg.txt"], [])
+    before = rules.apply(scene)
+    assert before
+    assert not scene.notes
+
+    def faulty(scene: Scene) -> Iterator[Finding]:
+        yield before[0]
+        raise ZeroDivisionError("words of the evidence")
+
+    more = (rules.Rule("faulty", 1, (), "", faulty), *rules.rules())
+    monkeypatch.setattr(rules, "rules", lambda: more)
+    assert rules.apply(scene) == before
+    assert scene.notes == [f"rule faulty {rules.FAILED} (ZeroDivisionError): what it looks for is not judged"]

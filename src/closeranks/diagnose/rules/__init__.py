@@ -38,6 +38,7 @@ class Rule:
     run: Callable[[Scene], Found]
 
 
+FAILED = "failed on this evidence"
 _RULES: dict[str, Rule] = {}
 
 
@@ -88,14 +89,17 @@ def guarded(scene: Scene, f: Finding) -> Finding:
 
 
 def apply(scene: Scene) -> list[Finding]:
-    """Findings of all rules, main first: by stage, shown before likely."""
+    """Findings of all rules, main first: by stage, shown before likely. A rule that fails costs what it would have
+    found, and a note says so."""
     found: list[Finding] = []
     for r in rules():
-        result = r.run(scene)
-        if result is None:
+        try:
+            result = r.run(scene)
+            made = [] if result is None else [result] if isinstance(result, Finding) else list(result)
+            made = [guarded(scene, f) for f in made]
+        except Exception as error:  # noqa: BLE001 - said; not in its own words, which may quote evidence
+            scene.notes.append(f"rule {r.name} {FAILED} ({type(error).__name__}): what it looks for is not judged")
             continue
-        for f in [result] if isinstance(result, Finding) else result:
-            f = guarded(scene, f)
-            found.append(replace(f, rule=r.name, stage=r.stage if f.stage is None else f.stage))
+        found += [replace(f, rule=r.name, stage=r.stage if f.stage is None else f.stage) for f in made]
     order = {"shown": 0, "likely": 1, "undetermined": 2}
     return sorted(found, key=lambda f: (f.stage if f.stage is not None else 99, order[f.certainty]))
