@@ -59,8 +59,8 @@ class Pipe:
 
 
 @pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    made = Pipe(limit=100_000)
+def pipe(request: pytest.FixtureRequest) -> Iterator[Pipe]:
+    made = Pipe(getattr(request, "param", 100_000))
     yield made
     made.inner.close()
     os.close(made.read_end)
@@ -80,6 +80,7 @@ def complete(text: str, count: int) -> int:
     return missing
 
 
+@pytest.mark.parametrize("pipe", [300_000], indirect=True)  # what waits is more than the pipe itself holds
 def test_a_reader_that_stands_still_holds_nobody_and_learns_what_it_missed(pipe: Pipe) -> None:
     for i in range(5000):
         print(i, "x" * 90, file=pipe.stream, flush=True)

@@ -53,7 +53,11 @@ class Toy:
 def toy(folder: Path, stderr: int | IO[bytes], *before: str) -> Iterator[Toy]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
     argv = [*before, sys.executable, str(HERE / "toy_service.py"), str(folder)]
-    process = subprocess.Popen(argv, stdout=stderr, stderr=stderr, env=env, start_new_session=True)
+    heard = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+    try:
+        process = subprocess.Popen(argv, stdout=stderr, stderr=stderr, env=env, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGHUP, heard)
     try:
         found = Toy(folder, process)
         log = folder / "gateway.log"
