@@ -274,7 +274,8 @@ class Life:
         }
         self.poisoned = poison and not spared
         self.raise_in(rank)
-        if not spared and not guilty <= set(self.charged):
+        heard = self.leader.state == "faulted"  # a leader that is paused hears of it later
+        if heard and not spared and not guilty <= set(self.charged):
             raise Violation(f"{self.engine.name}: {guilty} were in step {step.n}, which broke; charged: {self.charged}")
 
     def drain(self) -> None:
