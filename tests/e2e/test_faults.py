@@ -54,7 +54,7 @@ def test_a_gateway_that_stands_still_is_replaced(
     assert row.wanted == ENDS, "streams are cut with the process that held them"
     seen = drill(row, tiny_model, expected, poison)
     assert seen.serving_s is not None, "new ones are served"
-    assert "gateway has been stopped by a signal for 3 s" in seen.reasons, "with evidence"
+    assert seen.reasons == ["gateway has been stopped by a signal for 3 s"], "with evidence, and no engine noticed"
 
 
 def test_bad_transfers_and_lost_words_cost_an_attempt_and_nobody_else_anything(

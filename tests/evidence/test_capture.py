@@ -1,6 +1,5 @@
 """What /proc says of a process, whatever its name."""
 
-import asyncio
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,6 +15,5 @@ def test_a_name_that_is_cut_inside_a_character_is_read(tmp_path: Path) -> None:
         try:
             assert not capture.is_stopped(child.pid)
             assert "State" in capture.proc(child.pid)
-            assert not asyncio.run(capture.stands_still(child.pid, 5.0)), "it works all the time"
         finally:
             child.kill()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -152,3 +153,15 @@ def test_beats_come_through_a_pipe_that_nobody_looks_at_for_long() -> None:
     pipe.close_far()
     assert pipe.last() == full + 1, "and its end is no beat"
     pipe.close()
+
+
+def test_a_name_that_is_cut_inside_a_character_is_read(tmp_path: Path) -> None:
+    """The kernel keeps 15 bytes of it."""
+    program = tmp_path / "sh模型服务器进程"
+    shutil.copy("/bin/sh", program)
+    with subprocess.Popen([program, "-c", "while :; do :; done"]) as child:
+        try:
+            assert not asyncio.run(standing.stands_still(child.pid)), "it works all the time"
+            assert standing.cpu_s(child.pid) is not None
+        finally:
+            child.kill()

@@ -92,31 +92,6 @@ def _state(pid: int) -> str:
         return "Z"
 
 
-async def stands_still(pid: int, window_s: float = 1.0) -> bool:
-    """Whether no thread of the process ran during the window (no context switch, no CPU), or it is stopped or gone."""
-    before = _work(pid)
-    if before is None or _state(pid) in "TtZ":
-        return True
-    await asyncio.sleep(window_s)
-    return _work(pid) in (None, before)
-
-
-def _work(pid: int) -> tuple[int, int] | None:
-    """(context switches, CPU ticks) summed over the threads of a process; None: it is gone."""
-    switches = ticks = 0
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            base = Path(f"/proc/{pid}/task/{task}")
-            for line in (base / "status").read_text(errors="replace").splitlines():
-                if "ctxt_switches" in line:
-                    switches += int(line.split()[1])
-            fields = (base / "stat").read_text(errors="replace").rsplit(")", 1)[1].split()
-            ticks += int(fields[11]) + int(fields[12])
-    except (OSError, IndexError, ValueError):
-        return None
-    return switches, ticks
-
-
 def proc(pid: int) -> str:
     """What /proc says of a process and its threads: state, wait channel, context switches, CPU."""
     lines = []
