@@ -107,10 +107,8 @@ class Witness:
         """Now and then: what takes time to become wrong."""
         life, leader = self.life, self.life.leader
         asleep, self.looked_at = now - self.looked_at > ASLEEP_S, now
-        if asleep:  # it was stopped: nothing could be said or heard meanwhile
-            self.waits = {}
         if asleep or leader.state not in ("ready", "draining") or life.held or life.paused_until > now:
-            self.computed_at = now
+            self.waits, self.computed_at = {}, now  # nothing could be said or heard meanwhile
             return
         scheduler = leader.scheduler
         steps = leader.steps.open
