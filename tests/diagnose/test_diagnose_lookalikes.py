@@ -667,3 +667,13 @@ def test_look_alike(name: str, evidence: list[tuple[str, str]], allowed: tuple[s
     said = {a.rstrip("*"): a for a in allowed}
     assert main.cls in said, main.summary
     assert not (said[main.cls].endswith("*") and main.certainty == "shown")
+
+
+def test_what_prefill_takes_in_says_nothing_of_decode() -> None:
+    """A prefill engine goes on while decode makes no token: its counters are no sign that the pair works."""
+    labels = '{engine_type="prefill",mode="prefill_compute",model_name="m",tp_rank="0"}'
+    scrapes = [
+        (f"prefill-{n}.prom", f"sglang:realtime_tokens_total{labels} {count}\nsglang:num_running_reqs{labels} 0.0\n")
+        for n, count in ((1, 4096.0), (2, 9216.0))
+    ]
+    assert diagnose_texts(scrapes).main.cls == "UNDETERMINED"

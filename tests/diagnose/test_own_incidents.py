@@ -70,6 +70,25 @@ def test_how_a_process_ended_is_the_verdict(codes: dict[str, int | None], cls: s
     assert words in main.summary
 
 
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ("has been stopped by a signal for 3 s", "was stopped by a signal"),
+        ("has not beaten for 10.2 s, in which it used 9.8 s of CPU", "went round within one turn"),
+        ("has not beaten for 30.1 s, in which it slept within one turn", "slept within one turn"),
+        ("has not beaten for 5.0 s and does not run", "does not run any more"),
+        ("has not begun to beat within 120 s and does not run", "does not run any more"),
+    ],
+)
+@pytest.mark.parametrize(("engine", "cls"), [("gateway", "FRONTEND_OR_CPU_BOUND"), ("both", "MISSING_PARTICIPANT")])
+def test_what_stands_still_is_the_verdict(seen: str, words: str, engine: str, cls: str) -> None:
+    who = "gateway" if engine == "gateway" else "leader"
+    found = manifest(engine, reason=f"{who} {seen}", exit_codes={who: None}, fault={})
+    main = judge(from_texts([("manifest.json", found)])).findings[0]
+    assert (main.cls, main.certainty) == (cls, "shown")
+    assert words in main.summary
+
+
 def test_each_engine_is_told_by_the_first_incident_of_its_last_trouble() -> None:
     killed = {"leader": None, "rank0": -9, "rank1": None}
     folder = [

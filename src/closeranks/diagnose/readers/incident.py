@@ -8,15 +8,22 @@ from closeranks.diagnose.clock import seconds
 from closeranks.diagnose.facts import Event, Fact, Src, Value
 
 _NAME = re.compile(r"[A-Za-z_]\w{0,60}")
+_PROCESS = r"leader|gateway|rank\d{1,4}"
+_WHOSE = ("prefill", "decode", "both", "gateway")
 _SEEN = (
-    ("stopped", re.compile(r"(leader|rank\d{1,4}) has been stopped by a signal")),
-    ("silent", re.compile(r"(leader|rank\d{1,4}) has not beaten")),
+    ("stopped", re.compile(rf"({_PROCESS}) has been stopped by a signal")),
+    ("busy", re.compile(rf"({_PROCESS}) has not beaten for [\d.]+ s, in which it used [\d.]+ s of CPU")),
+    ("asleep", re.compile(rf"({_PROCESS}) has not beaten for [\d.]+ s, in which it slept")),
+    ("silent", re.compile(rf"({_PROCESS}) has not b(?:eaten|egun to beat)")),
     ("removed", re.compile(r"(\S)\S{0,4000} has been removed: ")),
 )
 
 
 class Incident:
-    """One event: the engine's role, how the epoch ended, of which process, and the fault's name. No detail is kept."""
+    """One event: whose (an engine's role, or the gateway), how it ended, of which process, and the fault's name.
+
+    No detail is kept.
+    """
 
     NAME = "closeranks-incident"
     ABOUT = "manifest.json of closeranks' own incident folders: exit codes, what was seen, the leader's fault"
@@ -26,13 +33,13 @@ class Incident:
         if not isinstance(found, dict) or found.get("schema") != 1:
             return None
         codes, reason, engine = found.get("exit_codes"), found.get("reason"), found.get("engine")
-        if not (isinstance(codes, dict) and isinstance(reason, str) and engine in ("prefill", "decode", "both")):
+        if not (isinstance(codes, dict) and isinstance(reason, str) and engine in _WHOSE):
             return None
         data: dict[str, Value] = {"side": engine, "drill": bool(found.get("drill"))}
         if isinstance(found.get("epoch"), int):
             data["epoch"] = found["epoch"]
         data |= _fault(found.get("fault"))
-        ended = [(n, c) for n, c in codes.items() if isinstance(c, int) and re.fullmatch(r"leader|rank\d{1,4}", str(n))]
+        ended = [(n, c) for n, c in codes.items() if isinstance(c, int) and re.fullmatch(_PROCESS, str(n))]
         for name, code in sorted(ended, key=lambda e: e[1] >= 0):  # a signal tells more than an exit that followed it
             data |= {"how": "ended", "process": name, "code": code}
             break

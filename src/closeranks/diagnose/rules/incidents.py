@@ -14,6 +14,12 @@ ECHO_S = 60.0
 """An incident that follows another of its engine within so long may be its echo."""
 _CRASHES = tuple(-n for n in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL))
 _WAITED = {"stuck": "made no progress", "CollectiveFault": "waited in vain in a collective"}
+_STANDS = {
+    "stopped": "was stopped by a signal",
+    "busy": "went round within one turn of its loop",
+    "asleep": "slept within one turn of its loop",
+    "silent": "does not run any more, though it is there",
+}
 _NAMED = {
     "digest": ("DESYNC_SAME_OP_SHAPE_OR_SEQ", SHOWN, "computed something else than the others: its digest differs"),
     "sequence": ("DESYNC_SAME_OP_SHAPE_OR_SEQ", SHOWN, "reported another step than the one that is open"),
@@ -32,7 +38,7 @@ _NAMED = {
 
 @rule(
     3,
-    "DEAD_PEER MISSING_PARTICIPANT CRASH_LOOKS_LIKE_HANG DESYNC_SAME_OP_SHAPE_OR_SEQ KV_TRANSFER STARTUP RUNTIME_LIBRARY_DEADLOCK IPC_OR_EXTERNAL_LOST",
+    "DEAD_PEER MISSING_PARTICIPANT CRASH_LOOKS_LIKE_HANG DESYNC_SAME_OP_SHAPE_OR_SEQ KV_TRANSFER STARTUP RUNTIME_LIBRARY_DEADLOCK IPC_OR_EXTERNAL_LOST FRONTEND_OR_CPU_BOUND",
     "closeranks' own incident folder: what ended the epoch",
 )
 def own_incident(scene: Scene) -> Iterator[Finding]:
@@ -76,10 +82,19 @@ def _finding(event: Event) -> Finding:
             shown=more["shown"],
             next_checks=["who clears that folder: a cleaner of temporary files, a deployment script"],
         )
-    if event.get("how") in ("stopped", "silent"):
-        seen = (
-            "was stopped by a signal" if event.get("how") == "stopped" else "does not run any more, though it is there"
+    if side == "gateway":
+        seen = _STANDS.get(str(event.get("how")), "was ended")
+        return finding(
+            "FRONTEND_OR_CPU_BOUND" if event.get("how") in _STANDS else "UNDETERMINED",
+            SHOWN if event.get("how") in _STANDS else LIKELY,
+            f"The gateway {seen}; it was ended with its clients' streams, and started again.{drill}",
+            [event],
+            mechanism="engines do not notice: what stood still is the process between them and their clients",
+            shown=more["shown"],
+            next_checks=["gateway.stacks.txt beside it: where its main thread was"],
         )
+    if event.get("how") in _STANDS:
+        seen = _STANDS[str(event.get("how"))]
         return finding(
             "MISSING_PARTICIPANT",
             SHOWN,
