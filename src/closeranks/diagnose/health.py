@@ -22,7 +22,7 @@ _NOT_HELD = re.compile(r"paused|_total$|max_|limit|capacity|expired|failed|abort
 _LINE_FIELDS = ("running", "queue", "waiting", "deferred", "fetching", "transfer", "inflight", "prealloc", "bootstrap")
 
 # Kinds of events that a healthy engine logs as well. Every other kind is a doubt.
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     """decode_batch prefill_batch vllm_stats chunk bar http load top_row top_head ps_listing start_step started kv_size
     max_len max_concurrency paused resumed received request_count nccl_ready nccl_p2p registered_graphs host_pool
     jit_session compile recorder_dump ras_report stack_dump batch_size pool trt_iter trt_active acs_off full_mesh
@@ -98,7 +98,7 @@ def doubts(scene: Scene, ignore: Iterable[str] = ()) -> list[Fact]:
 
     `ignore` names kinds of events that the calling rule explains.
     """
-    harmless = _HARMLESS | set(ignore)
+    harmless = HARMLESS | set(ignore)
     out: list[Fact] = [e for kind in scene.kinds if kind not in harmless for e in scene.events(kind)[:2]]
     out += [e for e in scene.events("http") if (s := e.num("status") or 0) >= 500 or s in _BAD_STATUS]
     out += [b for b in scene.events("bar")[-1:] if (b.num("percent") or 0) < 100]

@@ -11,6 +11,7 @@ from closeranks.diagnose.environment import environment
 from closeranks.diagnose.facts import Event, Fact, Stack, StackFailed
 from closeranks.diagnose.match import known_issues
 from closeranks.diagnose.rules import apply
+from closeranks.diagnose.rules._past import PAST, told
 from closeranks.diagnose.scene import Scene
 from closeranks.diagnose.verdict import SOUND, UNDETERMINED, Evidence, Finding, Verdict, cite
 from closeranks.evidence.bundle import Bundle, from_paths, from_texts
@@ -40,8 +41,11 @@ def judge(bundle: Bundle, catalog_dirs: Iterable[Path] = (), known: Iterable[Fac
     found = collect(bundle)
     scene = Scene([*known, *found.facts], found.files, found.notes)
     entries = merged(catalog_dirs)
-    findings = _distinct(apply(scene)) or [_nothing(scene)]
-    findings = [replace(f, known_issues=known_issues(scene, f, entries, main=f is findings[0])) for f in findings]
+    findings = _distinct(apply(scene))
+    if all(f.stage == PAST for f in findings):
+        findings = told([_nothing(scene), *findings])
+    issues = [known_issues(scene, f, entries, main=i == 0) if f.stage != PAST else [] for i, f in enumerate(findings)]
+    findings = [replace(f, known_issues=k) for f, k in zip(findings, issues, strict=True)]
     return Verdict(
         findings=findings,
         family=scene.family,

@@ -10,7 +10,8 @@ finding with the lowest stage is the main one. Stages, by what they rest on:
 40-49  transfers, peers, leaks between engines
 50-59  devices, queues, loops that turn without effect
 60-69  waits that are alike on all ranks
-70-99  nothing wrong, or slow
+70-97  nothing wrong, or slow
+98     what has passed: the engine that it concerns made tokens after it (`_past`)
 """
 
 import importlib
@@ -21,6 +22,7 @@ from functools import cache
 
 from msgspec.structs import replace
 
+from closeranks.diagnose.rules._past import Cited, demoted, told
 from closeranks.diagnose.scene import Scene
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
@@ -89,8 +91,8 @@ def guarded(scene: Scene, f: Finding) -> Finding:
 
 
 def apply(scene: Scene) -> list[Finding]:
-    """Findings of all rules, main first: by stage, shown before likely. A rule that fails costs what it would have
-    found, and a note says so."""
+    """Findings of all rules, main first: by stage, shown before likely; what has passed comes last. A rule that fails
+    costs what it would have found, and a note says so."""
     found: list[Finding] = []
     for r in rules():
         try:
@@ -101,5 +103,7 @@ def apply(scene: Scene) -> list[Finding]:
             scene.notes.append(f"rule {r.name} {FAILED} ({type(error).__name__}): what it looks for is not judged")
             continue
         found += [replace(f, rule=r.name, stage=r.stage if f.stage is None else f.stage) for f in made]
+    cited = Cited(scene, found)
+    found = [demoted(scene, f, cited) for f in found]
     order = {"shown": 0, "likely": 1, "undetermined": 2}
-    return sorted(found, key=lambda f: (f.stage if f.stage is not None else 99, order[f.certainty]))
+    return told(sorted(found, key=lambda f: (f.stage if f.stage is not None else 99, order[f.certainty])))

@@ -59,6 +59,7 @@ def _gap(tps: list[int]) -> list[str]:
 @rule(31, "DEAD_PEER", "survivors lost the connection to a peer")
 def lost_connection(scene: Scene) -> Finding | None:
     timeouts, closed = scene.events("peer_timeout"), scene.events("peer_closed")
+    timeouts, closed = scene.lasting(timeouts), scene.lasting(closed)
     lost = timeouts or closed
     if not lost or scene.has("gloo_size", "port_in_use"):
         return None
@@ -135,6 +136,7 @@ def crashed_rank(scene: Scene) -> Finding | None:
     found = fatal or near or hard or crashed or _unnamed(scene, heads)
     if not found:
         return None
+    found = scene.lasting(found)
     e = sorted(found, key=lambda x: (x.time if x.time is not None else 0.0, x.src))[0]
     if scene.gen_after(e.time) and e.time is not None:
         return None

@@ -19,6 +19,7 @@ def raised_but_up(scene: Scene) -> Finding | None:
     ]
     if not raised or scene.has("teardown", "child_crashed", "hard_kill"):
         return None
+    raised = scene.lasting(raised)
     t = raised[0].time
     refused = [e for e in scene.events("http") if e.get("status") == 503]
     after = [e for e in refused if t is None or e.time is None or e.time >= t]

@@ -296,7 +296,9 @@ def failed_link(scene: Scene) -> Finding | None:
     errors = [e for e in errors if e.get("status") != 5]
     if not errors and not down:
         return None
-    e = sorted([*errors, *down], key=lambda x: (x.time if x.time is not None else 0, x.src))[0]
+    now = scene.lasting([*errors, *down])
+    errors, down = [e for e in errors if e in now], [e for e in down if e in now]
+    e = sorted(now, key=lambda x: (x.time if x.time is not None else 0, x.src))[0]
     return finding(
         "NETWORK_OR_TRANSPORT",
         LIKELY,

@@ -27,7 +27,7 @@ def failures(scene: Scene) -> list[Event]:
 
 @rule(42, "KV_TRANSFER", "a helper thread of the transfer backend is dead")
 def helper_thread_dead(scene: Scene) -> Finding | None:
-    dead = [e for e in scene.events("helper_thread_dead")]
+    dead = scene.lasting(scene.events("helper_thread_dead"))
     absent = _without_threads(scene)
     if not dead and not absent:
         return None

@@ -1,7 +1,8 @@
 """The scene: facts put side by side. Engines with their ranks and positions, progress over time, settings, devices.
 
 Everything here is derived from facts alone and decides nothing; rules decide. `index` holds the facts by kind,
-`progress` what moves and what stands, `ranks` the ranks of one engine; this module sorts dumps into engines.
+`progress` what moves and what stands, `past` what is over, `ranks` the ranks of one engine; this module sorts dumps
+into engines.
 """
 
 import re
@@ -11,7 +12,8 @@ from functools import cached_property
 
 from closeranks.diagnose import names
 from closeranks.diagnose.facts import Fact, Stack, Who
-from closeranks.diagnose.scene.progress import MANY, Progress
+from closeranks.diagnose.scene.past import Past
+from closeranks.diagnose.scene.progress import MANY
 from closeranks.diagnose.scene.ranks import EngineView, RankView
 
 ROLES = {"decode", "prefill"}
@@ -19,7 +21,7 @@ __all__ = ["MANY", "EngineView", "RankView", "Scene", "first"]
 
 
 @dataclass
-class Scene(Progress):
+class Scene(Past):
     """All facts of one bundle, and views on them."""
 
     _own: dict[int, "Scene"] = field(default_factory=dict, init=False, repr=False, compare=False)
