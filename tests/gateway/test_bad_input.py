@@ -88,6 +88,7 @@ def user(content: Any) -> list[dict[str, Any]]:
         (CHAT, chat(messages=user("x" * 150_000)), 400, "context_length_exceeded", "messages", "512"),
         (CHAT, chat(max_tokens=510), 400, "context_length_exceeded", "max_tokens", "512"),
         (CHAT, chat(rid="no spaces"), 400, None, "rid", "characters"),
+        (COMPLETIONS, {"prompt": "a <|unlearned|> b"}, 400, "out_of_range", "prompt", "<|unlearned|>"),
         (COMPLETIONS, {"model": "default"}, 400, None, "prompt", "prompt"),
         (COMPLETIONS, {"prompt": ""}, 400, None, "prompt", "tokens"),
         (COMPLETIONS, {"prompt": []}, 400, None, "prompt", "empty"),

@@ -134,3 +134,16 @@ def test_mismatch_names_both_values() -> None:
     said = " ".join(ready(made, False, "", 0.0).reasons)
     assert "float32" in said
     assert "bfloat16" in said
+
+
+def test_engines_of_another_model_than_the_gateways_serve_nobody() -> None:
+    """Its tokens would be other texts to them: garbage, or tokens that they do not have."""
+    made = Router(["p"], ["d"], [], 5.0, tokenizer="mine")
+    for found, ok in (("theirs", False), ("mine", True)):
+        for endpoint in ("p", "d"):
+            print_ = Fingerprint(1, "w", "float32", "16", found, "xxh3_64")
+            made.on_status(endpoint, status(endpoint, fingerprint=print_), 0.0)  # type: ignore[arg-type]
+        verdict = ready(made, False, "", 0.0)
+        assert verdict.ok is ok
+        assert ok or ("theirs" in verdict.reasons[0] and "mine" in verdict.reasons[0])
+        assert (made.choose([1], 0.0) is not None) is ok

@@ -11,6 +11,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
+UNLEARNED = "<|unlearned|>"
+"""A token that somebody added to the tokenizer after the model had been trained; beyond its vocabulary."""
+
 
 def tokenizer() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -23,7 +26,8 @@ def tokenizer() -> Tokenizer:
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    special = ("<|im_start|>", "<|im_end|>", UNLEARNED)
+    made.add_special_tokens([AddedToken(text, special=True) for text in special])
     return made
 
 
@@ -34,8 +38,9 @@ def write(folder: Path, context_length: int = 512) -> Path:
     made.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     end = made.token_to_id("<|im_end|>")
-    size = made.get_vocab_size()
-    config = {"vocab_size": size, "max_position_embeddings": context_length, "eos_token_id": end}
+    size = made.get_vocab_size() - 1
+    config = {"vocab_size": size, "max_position_embeddings": context_length, "eos_token_id": [end, 99_999]}
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "manifest.json").write_text(json.dumps({"tokenizer": "tokenizer"}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     return folder

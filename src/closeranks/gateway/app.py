@@ -137,6 +137,7 @@ async def _chat(gateway: Gateway, request: Request, rid: str) -> Response:
     render = partial(chat.render, model, asked.messages, tools, asked.chat_template_kwargs, asked.reasoning_effort)
     prompt = await _beside(len(body), render)
     tokens = await _encode(gateway, len(prompt.text), partial(model.encode_prompt, prompt), "messages")
+    _check_text(model, tokens, "messages")
     parses = bool(settings.tool_call_parser)
     held = guide(asked, tools or [], settings.dialect, parses, model.added_tokens(), prompt.thinking)
     forced = held is not None and held.must == "call"
@@ -182,6 +183,7 @@ async def _completion(gateway: Gateway, request: Request, rid: str) -> Response:
         if isinstance(prompt, str):
             encode = partial(model.encode, prompt, special=True)
             prompts.append(await _encode(gateway, len(prompt), encode, "prompt"))
+            _check_text(model, prompts[-1], "prompt")
         else:
             _check_ids(model, prompt, "prompt")
             prompts.append(prompt)
@@ -331,6 +333,14 @@ def _check_ids(model: Model, tokens: Sequence[int], param: str) -> None:
         if not 0 <= token < model.vocab_size:
             said = f"token {shown(token)} is outside the vocabulary of {model.vocab_size}"
             raise Invalid(said, param=param, code="out_of_range")
+
+
+def _check_text(model: Model, tokens: list[int], param: str) -> None:
+    """Of a text: many tokenizers have tokens (a pad token that was added) that their model never learned."""
+    if tokens and (worst := max(tokens)) >= model.vocab_size:
+        text = model.tokenizer.id_to_token(worst)
+        said = f"the text holds {text!r}, token {worst}, which is outside the model's vocabulary of {model.vocab_size}"
+        raise Invalid(said, param=param, code="out_of_range")
 
 
 def _model(gateway: Gateway) -> Model:

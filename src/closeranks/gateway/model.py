@@ -18,11 +18,13 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`vocab_size`: ids below it may be fed to the engine. `stop_ids`: the ids that end an answer."""
+    """`vocab_size`: ids below it may be fed to the engine. `stop_ids`: the ids that end an answer. `tokenizer_hash`: as
+    engines have it in their fingerprint; empty in a folder without `manifest.json`, which was not converted."""
 
     name: str
     folder: Path
     tokenizer: Tokenizer
+    tokenizer_hash: str
     vocabulary: Vocabulary
     prompt_tokenizer: PromptTokenizer
     encoder: Encoder | None
@@ -66,18 +68,21 @@ def load(folder: str | Path, name: str = "", chat_template: str = "", dialect: s
     config = _json(folder / "config.json")
     tokenizer_config = _json(folder / "tokenizer_config.json")
     generation = _json(folder / "generation_config.json")
+    vocab_size = int(config.get("vocab_size") or len(vocabulary))
+    stop_ids = _stop_ids(tokenizer, config, generation, tokenizer_config)
     encoder, shows_tools = _encoder(folder, tokenizer_config, chat_template, prompt_tokenizer.added_tokens, dialect)
     return Model(
         name=name or str(config.get("name") or config.get("_name_or_path") or folder.name),
         folder=folder,
         tokenizer=tokenizer,
+        tokenizer_hash=str(_json(folder / "manifest.json").get("tokenizer") or ""),
         vocabulary=vocabulary,
         prompt_tokenizer=prompt_tokenizer,
         encoder=encoder,
         shows_tools=shows_tools,
-        vocab_size=int(config.get("vocab_size") or len(vocabulary)),
+        vocab_size=vocab_size,
         context_length=int(config.get("max_position_embeddings") or 0),
-        stop_ids=_stop_ids(tokenizer, config, generation, tokenizer_config),
+        stop_ids=tuple(number for number in stop_ids if 0 <= number < vocab_size),  # others can never be sampled
     )
 
 

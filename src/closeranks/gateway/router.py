@@ -64,6 +64,8 @@ class Router:
     decode: Sequence[str]
     both: Sequence[str]
     silence_s: float
+    tokenizer: str = ""
+    """Hash of the gateway's own tokenizer: engines with another one would answer it garbage. Empty: not known."""
     engines: dict[str, Engine] = field(default_factory=dict)
     draining: bool = False
     known: list[Pair] = field(default_factory=list)
@@ -119,6 +121,12 @@ class Router:
             a, b = self.engines[pair.prefill].status, self.engines[pair.decode].status
             if a is not None and b is not None:
                 said = f"{a.engine} and {b.engine} do not match: {a.fingerprint} against {b.fingerprint}"
+                for one in (a, b):
+                    if not self._reads(one):
+                        said = (
+                            f"the gateway's tokenizer {self.tokenizer} is not that of {one.engine}, {one.fingerprint}: "
+                            "give the gateway the engines' --model-path"
+                        )
         return said
 
     def choose(self, tokens: Sequence[int], now: float, avoid: Pair | None = None) -> Pair | None:
@@ -154,7 +162,12 @@ class Router:
         a, b = self.engines[pair.prefill].status, self.engines[pair.decode].status
         if a is None or b is None or a.fingerprint is None or b.fingerprint is None:
             return True
-        return a.fingerprint == b.fingerprint
+        return a.fingerprint == b.fingerprint and self._reads(a)
+
+    def _reads(self, status: Status) -> bool:
+        """Whether the engine's tokens are the gateway's."""
+        found = status.fingerprint
+        return not self.tokenizer or found is None or found.tokenizer == self.tokenizer
 
     def _load(self, pair: Pair) -> float:
         """Open requests, our own and others'; between equals the emptier pool."""

@@ -241,6 +241,7 @@ class Gateway:
         try:
             name, template = settings.served_model_name, settings.chat_template
             self.model = model.load(settings.model_dir, name, template, settings.dialect)
+            self.router.tokenizer = self.model.tokenizer_hash
             self.model_error = ""
         except model.ModelError as error:
             if str(error) != self.model_error:
