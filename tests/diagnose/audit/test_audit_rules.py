@@ -26,6 +26,10 @@ QWEN = ModelFolder(
     added={"<tool_call>": False, "</tool_call>": False},
     templates={"chat_template.jinja": "{{ tools }}"},
 )
+CODER = replace(QWEN, path="Qwen3-Coder-30B")
+V32_EXP = ModelFolder(
+    "DeepSeek-V3.2-Exp", "deepseek_v32", templates={"tokenizer_config.json": "{% if tools %}<｜tool▁calls▁begin｜>"}
+)
 PLAIN = ModelFolder("x", "llama", has_tokenizer=True)
 V32_TEMPLATE = "{% if tools %}<｜DSML｜function_calls>{% endif %}"
 
@@ -69,12 +73,24 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             lambda: of("sglang==1 --tool-call-parser deepseekv32", models=(V4,)),
             lambda: of("vllm==1 --tool-call-parser hermes", models=(V4,)),
             lambda: of("sglang==1 --tool-call-parser deepseekv32 --model-path deepseek-ai/DeepSeek-V4-Flash"),
+            lambda: of("sglang==1 --tool-call-parser deepseekv31 --model-path deepseek-ai/DeepSeek-V3.2"),
+            lambda: of("sglang==1 --tool-call-parser deepseekv3 --model-path deepseek-ai/DeepSeek-V3.1"),
+            lambda: of("vllm==1 --tool-call-parser deepseek_v31 --model deepseek-ai/DeepSeek-R1-0528"),
+            lambda: of("vllm==1 --tool-call-parser hermes --model Qwen/Qwen3-Coder-30B-A3B-Instruct"),
+            lambda: of("sglang==1 --tool-call-parser qwen25 --model-path /m/coder", models=(CODER,)),
         ],
         [
             lambda: of("sglang==1 --tool-call-parser deepseekv4", models=(V4,)),
             lambda: of("sglang==1 --tool-call-parser my_own", models=(V4,)),
             lambda: of("sglang==1 --tool-call-parser qwen25", models=(QWEN,)),
             lambda: of("vllm==1 --tool-call-parser deepseek_v32 --model deepseek-ai/DeepSeek-V3.2"),
+            lambda: of("sglang==1 --tool-call-parser deepseekv31 --model-path deepseek-ai/DeepSeek-V3.2-Exp"),
+            lambda: of("vllm==1 --tool-call-parser deepseek_v31 --model deepseek-ai/DeepSeek-V3.2-Exp"),
+            lambda: of("sglang==1 --tool-call-parser deepseekv31 --model-path deepseek-ai/DeepSeek-V3.1-Terminus"),
+            lambda: of("sglang==1 --tool-call-parser deepseekv3 --model-path deepseek-ai/DeepSeek-V3-0324"),
+            lambda: of("sglang==1 --tool-call-parser deepseekv31 --model-path /models/our-deepseek-v3-tuned"),
+            lambda: of("vllm==1 --tool-call-parser qwen3_xml --model Qwen/Qwen3-Coder-30B-A3B-Instruct"),
+            lambda: of("vllm==1 --tool-call-parser hermes --model Qwen/Qwen3-32B"),
         ],
     ),
     "reasoning-parser-of-other-model": (
@@ -91,6 +107,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             lambda: of("sglang==1 --tool-call-parser deepseekv4", models=(V4,)),
             lambda: of(P, models=(V4,)),
             lambda: of("sglang==1", models=(ModelFolder("s", "llama", templates={"chat_template.jinja": "hi"}),)),
+            lambda: of("vllm==1 --task embed --model Qwen/Qwen3-8B"),
+            lambda: of("vllm==1 --runner pooling --model Qwen/Qwen3-8B"),
+            lambda: of("sglang==1 --is-embedding --model-path Qwen/Qwen3-8B"),
+            lambda: of("vllm==1 --model Qwen/Qwen3-Reranker-4B"),
         ],
     ),
     "vllm-auto-tool-choice-off": (
@@ -105,6 +125,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             lambda: of(models=shown(V4, "<｜DSML｜tool_calls>")),
             lambda: of(models=shown(replace(V4, model_type="deepseek_v32"), V32_TEMPLATE)),
+            lambda: of(models=(V32_EXP,)),
         ],
     ),
     "template-against-parser": (

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from closeranks.diagnose.audit.model import ModelFolder
+from closeranks.diagnose.audit.model import Deployment, ModelFolder
+from closeranks.diagnose.audit.rule import RULES
 from closeranks.diagnose.audit.sources import (
     SourceError,
     collect,
@@ -23,6 +24,7 @@ from closeranks.diagnose.audit.sources import (
     plainyaml,
     units,
 )
+from closeranks.diagnose.audit.sources.collect import _merge
 
 SECRET = "sk-planted-7f3a91"
 
@@ -596,3 +598,119 @@ def test_no_password_of_an_address_is_said(address: str) -> None:
     with pytest.raises(SourceError) as caught:
         collect([address.format(SECRET)])
     assert SECRET not in str(caught.value)
+
+
+SERVER = "python3 -m sglang.launch_server --model-path /m --tp 2"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "root 4399 0.0 0.0 9000 900 ? S 12:01 0:00 grep sglang.launch_server",
+        "root 4399 0.0 0.0 9000 900 ? S 12:01 0:00 tail -f /var/log/sglang.launch_server.log",
+        'root 4403 0.0 0.0 9000 900 ? S 12:01 0:00 watch -n1 ps aux | grep -e "vllm serve"',
+        "root 4402 0.0 0.0 9000 900 ? S 12:01 0:00 python3 -m sglang.bench_serving --backend sglang --port 30000",
+        "root 4390 0.0 0.0 9000 900 ? S 12:01 0:00 python3 -m sglang_router.launch_router --worker-urls http://a:1",
+        "pkill -f 'vllm serve --tp 2'",
+        f'echo "starting: {SERVER}"',
+    ],
+)
+def test_lines_that_speak_of_an_engine_start_none(line: str) -> None:
+    assert units.from_text(line, "ps.txt") == []
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        "image: lmsysorg/sglang-router:0.2.1\n    command: [--pd-disaggregation, --port, '8000']",
+        "image: python:3.12\n    command: [python, -m, sglang.bench_serving, --backend, sglang, --port, '30000']",
+        "image: lmsysorg/sglang:v0.5.23\n    command: [python3, -m, sglang_router.launch_router, --port, '8000']",
+        "image: vllm/vllm-openai:v0.27.1\n    entrypoint: [vllm, bench, serve, --model, m]",
+    ],
+)
+def test_routers_and_benchmarks_of_a_compose_file_are_no_engines(service: str) -> None:
+    assert units.from_yaml(f"services:\n  x:\n    {service}\n", "compose.yaml") == []
+
+
+def test_an_array_of_a_shell_file_holds_the_flags_of_the_command_that_uses_it() -> None:
+    text = (
+        f"MODEL=/models/DeepSeek-R1\nAPI_KEY={SECRET}\n"
+        "ARGS=(\n  --model-path $MODEL\n  # --tp 8\n  --tp 16 # two hosts\n"
+        ')\nARGS+=(--page-size 64)\nEXTRA="--dp 2 --enable-metrics"\n'
+        'nohup python3 -m sglang.launch_server "${ARGS[@]}" $EXTRA --x $API_KEY > log 2>&1 &\n'
+    )
+    [engine] = units.from_text(text, "run.sh")
+    assert engine.flags == {
+        **{"model-path": "/models/DeepSeek-R1", "tp-size": "16", "page-size": "64"},
+        **{"dp-size": "2", "enable-metrics": "true", "x": "$API_KEY"},
+    }
+    assert engine.line == 10
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "version", "env"),
+    [
+        (
+            f"docker run -d --gpus all -e HF_TOKEN={SECRET} -e A=1 -p 1:1 vllm/vllm-openai:v0.27.1 --model m --port 1",
+            *("vllm", "0.27.1", {"HF_TOKEN": flags.HIDDEN, "A": "1"}),
+        ),
+        (f"podman run --rm -it lmsysorg/sglang:v0.5.10-cu126 {SERVER} --port 1", "sglang", "0.5.10", {}),
+        (
+            f"srun --container-image=lmsysorg/sglang:v0.5.10 bash -c 'A=1 {SERVER} --port 1'",
+            "sglang",
+            "0.5.10",
+            {"A": "1"},
+        ),
+        (f"ssh gpu-1 '{SERVER} --port 1'", "sglang", None, {}),
+        ("python3 -m dynamo.vllm --model m --port 1 --is-prefill-worker", "vllm", None, {}),
+    ],
+)
+def test_an_engine_in_a_container_or_on_another_host(line: str, kind: str, version: str | None, env: object) -> None:
+    [engine] = units.from_text(line, "run.sh")
+    assert (engine.kind, engine.version, engine.env, engine.flag("port")) == (kind, version, env, "1")
+    assert SECRET not in repr(engine)
+    assert "gpus" not in engine.flags
+
+
+def test_images_that_start_no_engine_by_themselves() -> None:
+    assert units.from_text("docker run -d lmsysorg/sglang-router:0.2.1 --port 1", "run.sh") == []
+    assert units.from_text("docker run -d --name vllm redis:7 --port 1", "run.sh") == []
+    [engine] = units.from_text(f"docker run nvcr.io/x/sglang-runtime:1.2.1 {SERVER}", "run.sh")
+    assert engine.version is None  # that is Dynamo's
+
+
+def test_supervisord(tmp_path: Path) -> None:
+    text = (
+        f"[supervisord]\nnodaemon=true\n[program:decode]\ncommand=/opt/venv/bin/{SERVER}\n    --port 1\n"
+        f'environment=A="1",HF_TOKEN="{SECRET}"\n; environment=B=2\n[program:nginx]\ncommand=nginx\n'
+    )
+    (tmp_path / "supervisord.conf").write_text(text)
+    [engine] = collect([str(tmp_path)]).engines
+    assert engine.env == {"A": "1", "HF_TOKEN": flags.HIDDEN}
+    assert (engine.flag("port"), engine.line, engine.complete_env) == ("1", 3, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"{SERVER} --port 1 &\n{SERVER} --port 1 --disaggregation-mode decode &\nwait\n", 1),
+        (f"{SERVER} --port 1 &\n{SERVER} --port 2 &\n", 0),
+        (f"{SERVER} --port 1 --host 10.0.0.1 &\n{SERVER} --port 1 --host 10.0.0.2 &\n", 0),
+        (f"ssh a {SERVER} --port 1 &\nssh b {SERVER} --port 1 &\n", 0),
+        (f"if [ $R = p ]; then\n{SERVER} --port 1 &\nelse\n{SERVER} --port 1 --dp 2 &\nfi\n", 0),
+        (f"{SERVER} --port 1\n{SERVER} --port 1 --dp 2\n", 0),
+        (f"root 1 0 0 9 9 ? S 1 1 {SERVER} --port 1\nroot 2 0 0 9 9 ? S 1 1 {SERVER} --port 1 --dp 2\n", 0),
+    ],
+    ids=[
+        "side by side",
+        "other ports",
+        "other addresses",
+        "other hosts",
+        "either",
+        "one after the other",
+        "containers",
+    ],
+)
+def test_ports_of_one_script(text: str, found: int) -> None:
+    hits = list(RULES["port-taken-twice"].check(Deployment(_merge(units.from_text(text, "run.sh")))))
+    assert len(hits) == found

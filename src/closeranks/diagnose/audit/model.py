@@ -26,6 +26,8 @@ class Engine:
     unit: Mapping[str, tuple[str, ...]] | None = None  # systemd directives by lower-case name
     container: Mapping[str, str] | None = None  # "cap_add", "pid", "restart", ... of a container
     complete_env: bool = False  # the environment is known as a whole (a unit file, a container spec)
+    front: str = ""  # "dynamo" where another process renders requests and parses answers
+    beside: str = ""  # engines of one value here are started on one host, in one network namespace
     file: str = ""  # the path of what it was read from, "" for a command line or an URL
     line: int = 0  # 1-based, 0 where it is a whole file that tells
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from closeranks.diagnose.audit.model import Deployment, Engine
 from closeranks.diagnose.audit.rule import Hit, Open, rule
 
+ANYWHERE = ("0.0.0.0", "::")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -209,13 +210,17 @@ def pair_half(deployment: Deployment) -> Iterable[Hit | Open]:
     fix="Give each engine its own --port and --disaggregation-bootstrap-port.",
 )
 def port_taken_twice(deployment: Deployment) -> Iterable[Hit | Open]:
-    """Judged where an engine says that it listens on loopback: others may be on hosts of their own."""
+    """Judged where engines listen on loopback of one host, as they say, or one script starts them side by side: others
+    may be on hosts, or in network namespaces, of their own."""
     for flag, roles in (("port", ("", "prefill", "decode", "both")), ("disaggregation-bootstrap-port", ("prefill",))):
-        seen: dict[str, str] = {}
+        seen: dict[tuple[str, str], str] = {}
         for engine in deployment.engines:
-            port = engine.flag(flag)
-            if port is None or engine.role not in roles or engine.flags.get("host") not in LOOPBACK:
+            port, host = engine.flag(flag), engine.flags.get("host") or "0.0.0.0"
+            if port is None or engine.role not in roles or engine.front:
                 continue
-            if port in seen:
-                yield Hit(f"{seen[port]} / {engine.label}", f"--{flag} {port} on {engine.flags['host']}")
-            seen[port] = engine.label
+            beside = f"{engine.beside} {'' if host in (*LOOPBACK, *ANYWHERE) else host}" if engine.beside else ""
+            places = {"loopback" if host in LOOPBACK else "", beside} - {""}
+            taken = [seen[place, port] for place in sorted(places) if (place, port) in seen]
+            if taken:
+                yield Hit(f"{taken[0]} / {engine.label}", f"--{flag} {port} on {host}")
+            seen |= {(place, port): engine.label for place in places}

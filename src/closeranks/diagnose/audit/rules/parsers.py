@@ -20,6 +20,19 @@ def family_of_model(model: ModelFolder) -> str:
     return next((name for name, f in _families().items() if model.model_type in f["model_types"]), "")
 
 
+def _name(engine: Engine | None) -> str:
+    return f"{engine.flag('model-path') or ''} {engine.flag('served-model-name') or ''}" if engine else ""
+
+
+def belongings(model: ModelFolder, engine: Engine | None = None) -> dict[str, Any]:
+    """What belongs to this model: its family's parsers and words, or those of the variant that its name tells."""
+    family = _families().get(family_of_model(model), {})
+    for name, own in (family.get("variants") or {}).items():
+        if re.search(name, f"{model.path} {_name(engine)}".strip(), re.IGNORECASE):
+            return {**family, **own}
+    return family
+
+
 def families_of_parser(kind: str, stage: str, parser: str) -> set[str]:
     """The families that this parser of this engine belongs to."""
     return {name for name, f in _families().items() if parser in (f.get(stage) or {}).get(kind, ())}
@@ -34,19 +47,39 @@ def models_of(engine: Engine, deployment: Deployment) -> tuple[ModelFolder, ...]
     """The model folders given; without any, what the name of the engine's model says of its family."""
     if deployment.models:
         return deployment.models
-    name = f"{engine.flag('model-path') or ''} {engine.flag('served-model-name') or ''}"
+    name = _name(engine)
     for family in _families().values():
         if re.search(family["names"], name, re.IGNORECASE):
             return (ModelFolder(engine.flag("model-path") or name.strip(), family["model_types"][0]),)
     return ()
 
 
-def pairs(deployment: Deployment) -> Iterator[tuple[Engine, ModelFolder, str]]:
+def pairs(deployment: Deployment) -> Iterator[tuple[Engine, ModelFolder]]:
     """Each engine with each model of a known family."""
     for engine in deployment.engines:
         for model in models_of(engine, deployment):
-            if family := family_of_model(model):
-                yield engine, model, family
+            if family_of_model(model):
+                yield engine, model
+
+
+_SCORES = re.compile(r"(?i)embed|rerank|reward|classif|[-_]prm\b")
+_POOLING_TASKS = (
+    "embed",
+    "embedding",
+    "score",
+    "classify",
+    "classification",
+    "reward",
+    "token_embed",
+    "token_classify",
+)
+
+
+def answers_no_chat(engine: Engine) -> bool:
+    """Whether an engine gives vectors or scores: nothing that it says is parsed."""
+    pooling = engine.flag("runner") == "pooling" or engine.flag("task") in _POOLING_TASKS
+    told = engine.flag("convert") in _POOLING_TASKS or engine.on("is-embedding")
+    return pooling or told or bool(_SCORES.search(_name(engine)))
 
 
 def _parser_of_other_model(deployment: Deployment, flag: str, stage: str) -> Iterable[Hit | Open]:
@@ -56,14 +89,16 @@ def _parser_of_other_model(deployment: Deployment, flag: str, stage: str) -> Ite
             continue
         if not models_of(engine, deployment):
             yield Open(engine.label, f"the model's folder or config.json, to compare with --{flag} {parser}")
-    for engine, model, family in pairs(deployment):
+    for engine, model in pairs(deployment):
         parser = engine.flag(flag)
-        allowed = (_families()[family].get(stage) or {}).get(engine.kind, ())
+        allowed = (belongings(model, engine).get(stage) or {}).get(engine.kind, ())
         known = families_of_parser(engine.kind, stage, parser or "")
         if parser and allowed and known and parser not in allowed:
-            yield Hit(
-                engine.label, f"--{flag} {parser} is for {', '.join(sorted(known))}; the model is {model.model_type}"
-            )
+            if family_of_model(model) in known:  # of another variant of one family
+                told = f"with {model.path}, which takes {' or '.join(allowed)}"
+            else:
+                told = f"is for {', '.join(sorted(known))}; the model is {model.model_type}"
+            yield Hit(engine.label, f"--{flag} {parser} {told}")
 
 
 @rule(
@@ -117,10 +152,13 @@ def parsers_of_two_models(deployment: Deployment) -> Iterable[Hit | Open]:
     fix="Set --tool-call-parser to the parser of the model's family.",
 )
 def tool_parser_missing(deployment: Deployment) -> Iterable[Hit | Open]:
-    for engine, model, family in pairs(deployment):
-        allowed = (_families()[family].get("tool") or {}).get(engine.kind, ())
-        writes = _families()[family].get("tokens") or any("tools" in text for text in model.templates.values())
-        if allowed and writes and not engine.flag("tool-call-parser") and engine.role != "prefill":
+    for engine, model in pairs(deployment):
+        own = belongings(model, engine)
+        allowed = (own.get("tool") or {}).get(engine.kind, ())
+        writes = own.get("tokens") or any("tools" in text for text in model.templates.values())
+        if answers_no_chat(engine) or engine.role == "prefill" or engine.front:
+            continue
+        if allowed and writes and not engine.flag("tool-call-parser"):
             yield Hit(engine.label, f"{model.model_type}: expected --tool-call-parser {' or '.join(allowed)}")
 
 
@@ -153,7 +191,8 @@ def template_of_other_model(deployment: Deployment) -> Iterable[Hit | Open]:
         family = family_of_model(model)
         for name, text in model.templates.items():
             found = families_of_template(text)
-            if family and found and family not in found:
+            own = any(word in text for word in belongings(model).get("template", ()))
+            if family and found and family not in found and not own:
                 yield Hit(
                     f"{model.path}/{name}", f"a template of {', '.join(sorted(found))}; the model is {model.model_type}"
                 )
@@ -190,8 +229,8 @@ def template_against_parser(deployment: Deployment) -> Iterable[Hit | Open]:
     fix="Remove --chat-template, or compare its output with the encoder's on the maker's test messages.",
 )
 def template_over_encoder(deployment: Deployment) -> Iterable[Hit | Open]:
-    for engine, model, family in pairs(deployment):
-        if _families()[family].get("encoder") and engine.flag("chat-template"):
+    for engine, model in pairs(deployment):
+        if belongings(model, engine).get("encoder") and engine.flag("chat-template"):
             yield Hit(engine.label, f"--chat-template {engine.flag('chat-template')} with {model.model_type}")
 
 
@@ -208,7 +247,7 @@ def template_without_tools(deployment: Deployment) -> Iterable[Hit | Open]:
         if not engine.flag("tool-call-parser") or engine.flag("chat-template"):
             continue
         for model in deployment.models:
-            encoder = _families().get(family_of_model(model), {}).get("encoder")
+            encoder = belongings(model, engine).get("encoder")
             if model.templates and not encoder and not any("tools" in text for text in model.templates.values()):
                 yield Hit(engine.label, f"{model.path}: none of {', '.join(model.templates)} mentions tools")
 
@@ -224,6 +263,6 @@ def template_without_tools(deployment: Deployment) -> Iterable[Hit | Open]:
 def template_missing(deployment: Deployment) -> Iterable[Hit | Open]:
     for engine in deployment.engines:
         for model in deployment.models:
-            encoder = _families().get(family_of_model(model), {}).get("encoder")
+            encoder = belongings(model, engine).get("encoder")
             if model.has_tokenizer and not model.templates and not encoder and not engine.flag("chat-template"):
                 yield Hit(engine.label, f"{model.path}: no chat_template.jinja, none in tokenizer_config.json")

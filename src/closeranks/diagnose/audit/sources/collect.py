@@ -151,11 +151,13 @@ def _from_file(path: Path, found: _Found, within: tuple[str, ...] = ()) -> None:
 
 
 def _engines(path: Path, text: str, label: str) -> list[Engine]:
-    """Engines of a unit, a YAML file, a Dockerfile, or text with command lines."""
+    """Engines of a unit, of supervisord, a YAML file, a Dockerfile, or text with command lines."""
     if "[Service]" in text and "ExecStart" in text:
         return units.from_unit(
             text, label, [read_input(more, MAX_BYTES)[0].decode("utf-8", "replace") for more in units.drop_ins(path)]
         )
+    if units.is_supervisord(text):
+        return units.from_supervisord(text, label)
     if path.suffix in (".yaml", ".yml"):
         return units.from_yaml(text, label)
     if dockerfile.is_dockerfile(path.name, text):

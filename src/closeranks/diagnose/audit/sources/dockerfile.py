@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 from closeranks.diagnose.audit.model import Engine
-from closeranks.diagnose.audit.sources import flags, units
+from closeranks.diagnose.audit.sources import flags, shell, units
 
 _NAME = re.compile(r"(?i)(?:docker|container)file(?:\..*)?|.*\.(?:docker|container)file")
 _INSTRUCTION = re.compile(r"(?i)\s*(FROM|ARG|ENV|CMD|ENTRYPOINT|RUN)\s+(.*)")
@@ -24,9 +24,9 @@ class _Stage:
     """What one `FROM` builds, as far as it is known."""
 
     def __init__(self, image: str, parent: "_Stage | None") -> None:
-        tag = units.IMAGE_TAG.search(image)
-        self.kind = tag[1] if tag else flags.engine_kind([image])
-        self.version = tag[2].split("-")[0] if tag else None
+        tag = shell.IMAGE_TAG.search(image)
+        self.kind = flags.image_kind(image)
+        self.version = tag[2].split("-")[0] if tag and self.kind else None
         self.env: dict[str, str] = {}
         self.entrypoint: list[str] = []
         self.command: list[str] = []
@@ -42,7 +42,7 @@ def engines(text: str, label: str) -> list[Engine]:
     stages: dict[str, _Stage] = {}
     stage = _Stage("", None)
     arguments: dict[str, str] = {}
-    for number, line in units.joined(text, "#"):
+    for number, line in shell.joined(text, "#"):
         if not (m := _INSTRUCTION.fullmatch(line)):
             continue
         name, rest = m[1].upper(), m[2].strip()
@@ -66,11 +66,12 @@ def engines(text: str, label: str) -> list[Engine]:
 
 def _engine(stage: _Stage, label: str) -> Engine | None:
     words = [*stage.entrypoint, *stage.command]
-    script = units.shell_script(words)
+    script = shell.shell_script(words)
     if script is not None:
         started = next(iter(units.from_text(script, label, stage.env)), None)
     else:
-        known = flags.is_command_line(" ".join(words)) or (stage.kind and any(w.startswith("--") for w in words))
+        by_image = stage.kind and any(w.startswith("--") for w in words) and shell.by_image(words)
+        known = flags.program(words) is not None or by_image
         started = flags.parse(words, label, stage.env) if known else None
     if started is None:
         return None

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from closeranks.diagnose.audit.model import ON, Engine
 from closeranks.evidence.redact import redact
@@ -11,8 +12,18 @@ from closeranks.evidence.redact import redact
 HIDDEN = "***"
 _SECRET = re.compile(r"key|token$|secret|passw|credential", re.IGNORECASE)
 _PROGRAM = re.compile(
-    r"sglang\.launch_server|sglang[._ ]serve\b|vllm\.entrypoints|\bvllm[ \"',]+serve\b|(^|/)sglang$|(^|/)vllm$"
+    r"sglang\.launch_server|dynamo\.(?:sglang|vllm)\b|sglang[._ ]serve\b|"
+    r"vllm\.entrypoints|\bvllm[ \"',]+serve\b|(^|/)sglang$|(^|/)vllm$"
 )
+_MODULE = re.compile(
+    r"(?:(sglang)\.(?:launch_server|srt\.entrypoints\.\w+)|(vllm)\.entrypoints\.[\w.]+|dynamo\.(sglang|vllm))"
+)
+_READERS = {
+    *("grep", "egrep", "fgrep", "zgrep", "rg", "ag", "pgrep", "pkill", "ps", "watch", "awk", "sed", "echo", "printf"),
+    *("vi", "vim", "nvim", "nano", "emacs", "less", "more", "cat", "bat", "tail", "head", "man", "which", "diff"),
+}
+"""Programs whose words may be a server's command line without starting one."""
+_OTHER_IMAGE = re.compile(r"router|gateway|proxy|bench|frontend|exporter|runtime|ui\b|\bsmg\b")
 _USAGE = re.compile(r"\[options\]|^\s*(Example|[Uu]sage):|Warning: ")
 _UNTOLD = "<redacted>"
 """What SGLang 0.5.23 shows in place of some secrets, also of those that were not given."""
@@ -55,6 +66,39 @@ def engine_kind(words: Sequence[str]) -> str:
     if re.search(r"\bsglang\b|sgl_|sglang\.", text):
         return "sglang"
     return "vllm" if re.search(r"\bvllm\b", text) else ""
+
+
+def program(words: Sequence[str]) -> tuple[str, int] | None:
+    """The kind of the engine that these words start and where its program stands; None where they start none.
+
+    A word that only speaks of a server (what `grep` looks for, a log that `tail` shows) starts none, nor do a router
+    and a benchmark.
+    """
+    for at, word in enumerate(words):
+        base = word.rpartition("=")[2].rsplit("/", 1)[-1]
+        before = words[at - 1] if at else ""
+        kind = ""
+        module = _MODULE.fullmatch(word)
+        if module and (not at or re.fullmatch(r"-\w*m", before)):
+            kind = module[module.lastindex or 0]
+        elif base in ("sglang", "vllm") and words[at + 1 : at + 2] == ["serve"]:
+            kind = base
+        elif word.endswith(("sglang/launch_server.py", "vllm/entrypoints/openai/api_server.py")):
+            kind = "sglang" if "sglang" in word else "vllm"
+        if kind:
+            return None if speaks(words[:at]) else (kind, at)
+    return None
+
+
+def speaks(words: Sequence[str]) -> bool:
+    """Whether a program is among the words for which what follows is no command but something to find or to show."""
+    return any(word.rsplit("/", 1)[-1] in _READERS for word in words)
+
+
+def image_kind(image: str) -> str:
+    """The engine whose server an image starts by itself, or `` (also for images of routers and benchmarks)."""
+    name = image.partition("@")[0].rsplit("/", 1)[-1].partition(":")[0]
+    return "" if _OTHER_IMAGE.search(name) else engine_kind([image])
 
 
 _ONLY = {
@@ -103,12 +147,15 @@ def parse(words: Sequence[str], label: str, env: Mapping[str, str] | None = None
     `--flag value`, `--flag=value` and bare `--flag` are understood; underscores become dashes; a repeated flag keeps
     its last value, as argparse does. Values of secret flags are replaced by `***`.
     """
-    kind, version = engine_kind(words), None
+    started = program(words)
+    kind, version = started[0] if started else engine_kind(words), None
     environment, flags = dict(env or {}), {}
     position = 0
     while position < len(words):
         word = words[position]
         position += 1
+        if started and position <= started[1] and word.startswith("-"):
+            continue  # of docker, numactl, torchrun...
         if match := re.fullmatch(r"(sglang|vllm)==(\S+)", word):
             kind, version = match[1], match[2]
         elif not word.startswith("-"):
@@ -122,7 +169,12 @@ def parse(words: Sequence[str], label: str, env: Mapping[str, str] | None = None
                 value = words[position]
                 position += 1
             flags[normal(name)] = value if given or value else ON
-    return make(kind, label, flags, environment, version)
+    if started is None or not words[started[1]].startswith("dynamo."):
+        return make(kind, label, flags, environment, version)
+    for flag, role in (("is-prefill-worker", "prefill"), ("is-decode-worker", "decode")):
+        if flag in flags:
+            flags.setdefault("disaggregation-mode", role)
+    return replace(make(kind, label, flags, environment, version), front="dynamo")
 
 
 def _is_value(word: str) -> bool:

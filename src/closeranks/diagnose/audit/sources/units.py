@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from closeranks.diagnose.audit.model import Engine
-from closeranks.diagnose.audit.sources import flags, plainyaml
+from closeranks.diagnose.audit.sources import flags, plainyaml, shell
 
 _SERVER_ARGS = re.compile(r"server_args=(?:ServerArgs\(|\{(?='))(.*)[)}]\s*$")
 _ARGUMENT = re.compile(r"(\w+)(?:=|': )('(?:[^'\\]|\\.)*'|\"[^\"]*\"|\[[^\]]*\]|\{[^}]*\}|[^,()]+)(?:, |$)")
@@ -16,9 +16,11 @@ _NON_DEFAULT = re.compile(r"non-default args: (\{.*)")
 _ITEM = re.compile(r"'(\w+)': ('[^']*'|[\d.]+|True)")
 _KV = re.compile(r"kv_(connector|role)='(\w+)'")
 _VLLM_VERSION = re.compile(r"(?:vLLM (?:API server )?|[█▀▄] +)version (\d\S*)")  # newer ones print a banner
-_SHELLS = ("sh", "bash", "dash", "zsh", "ash", "ksh", "busybox")
-_REDIRECTION = re.compile(r"\d?[<>]{1,2}&?\S*|&>{1,2}\S*")
-IMAGE_TAG = re.compile(r"(sglang|vllm)[^:/\s]*:v?(\d+\.\d+[^\s\"']*)")
+_BRANCHES = re.compile(
+    r"^\s*(?:if|case|for|while|function|trap)\b|\(\)\s*\{|&&|\|\||^\s*(?:kill|pkill|killall)\b", re.MULTILINE
+)
+_PAIR = re.compile(r"(\w+)=(\"[^\"]*\"|'[^']*'|[^,]*)")
+_RUN = re.compile(r"\b(?:docker|podman|nerdctl)\s+(?:container\s+)?run\b.*\s--\w")
 
 
 def from_unit(text: str, label: str, drop_ins: Sequence[str] = ()) -> list[Engine]:
@@ -30,7 +32,7 @@ def from_unit(text: str, label: str, drop_ins: Sequence[str] = ()) -> list[Engin
     directives: dict[str, list[str]] = {}
     started: list[tuple[str, int]] = []
     for nth, part in enumerate([text, *drop_ins]):
-        for number, line in joined(part, "#;"):
+        for number, line in shell.joined(part, "#;"):
             name, given, value = line.partition("=")
             key, value = name.strip().lower(), value.strip()
             if not given or line.lstrip().startswith("["):
@@ -59,6 +61,33 @@ def from_unit(text: str, label: str, drop_ins: Sequence[str] = ()) -> list[Engin
     return [replace(engine, unit=unit, complete_env=complete) for engine in engines]
 
 
+def is_supervisord(text: str) -> bool:
+    """By a section of a program."""
+    return re.search(r"^\[program:[^\]]+\]", text, re.MULTILINE) is not None
+
+
+def from_supervisord(text: str, label: str) -> list[Engine]:
+    """The engines that supervisord's programs start, each with its environment."""
+    sections: list[tuple[int, dict[str, str]]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        name, given, value = line.partition("=")
+        if line.startswith("["):
+            sections.append((number, {}))
+        elif sections and line[:1].isspace() and sections[-1][1]:
+            last = next(reversed(sections[-1][1]))
+            sections[-1][1][last] += f" {line.strip()}"  # goes on
+        elif sections and given and not line.startswith((";", "#")):
+            sections[-1][1][name.strip().lower()] = value.strip()
+    engines = []
+    for number, section in sections:
+        pairs = _PAIR.findall(section.get("environment", ""))
+        env = {name: value.strip("\"'") for name, value in pairs}
+        engine = _command(section.get("command", ""), label, env)
+        if engine is not None:
+            engines.append(replace(engine, line=number, complete_env=True))
+    return engines
+
+
 def drop_ins(unit: Path) -> list[Path]:
     """The drop-ins of a unit's file, in systemd's order."""
     folder = unit.with_name(unit.name + ".d")
@@ -71,61 +100,30 @@ def unit_of_drop_ins(folder: Path) -> Path | None:
     return unit if folder.is_dir() and folder.name.endswith(".service.d") and unit.is_file() else None
 
 
-def joined(text: str, comments: str) -> list[tuple[int, str]]:
-    """Lines with those that they go on in behind a backslash, each with the number of its first, without comments."""
-    lines: list[tuple[int, str]] = []
-    going_on = False
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith(tuple(comments)):
-            continue
-        if going_on:
-            first, before = lines[-1]
-            lines[-1] = first, f"{before} {line.strip()}"
-        else:
-            lines.append((number, line))
-        going_on = lines[-1][1].rstrip().endswith("\\")
-        if going_on:
-            lines[-1] = lines[-1][0], lines[-1][1].rstrip()[:-1].rstrip()
-    return lines
-
-
-def commands(line: str) -> list[list[str]]:
-    """The commands of a shell's line, each as its words: without comments, redirections, and `exec`, `nohup` and such
-    in front."""
-    found: list[list[str]] = [[]]
-    for word in flags.split_line(line):
-        if word.startswith("#"):
-            break
-        if word in ("&&", "||", ";", "|", "&"):
-            found.append([])
-        elif not _REDIRECTION.fullmatch(word):
-            found[-1].append(word.removesuffix(";"))
-            if word.endswith(";"):
-                found.append([])
-    return [words for words in found if words]
-
-
-def _command(line: str, label: str, env: Mapping[str, str]) -> Engine | None:
-    """The engine of the first command of a line that starts one; a shell's script (`sh -c`) is read as one."""
-    for words in commands(line):
-        script = shell_script(words)
-        if script is not None:
-            return next(iter(from_text(script, label, env)), None)
-        if flags.is_command_line(" ".join(words)):
+def _command(
+    line: str, label: str, env: Mapping[str, str], known: Mapping[str, list[str]] | None = None
+) -> Engine | None:
+    """The engine of the first command of a line that starts one; a shell's script (`sh -c`, `ssh host '...'`) is read
+    as one. `known`: words that the shell's variables and arrays stand for."""
+    for given in shell.commands(line):
+        words = [word for one in given for word in shell.expanded(one, known or {})]
+        script = shell.shell_script(words)
+        if script is None:
+            script = next((word for word in words if " " in word.strip() and flags.is_command_line(word)), None)
+            script = None if script is None or flags.speaks(words[: words.index(script)]) else script
+        started = flags.program(words)
+        if started is not None or script is not None:
+            before = words[: started[1]] if started else words[: words.index(script or "")]
+            engine = (
+                flags.parse(words, label, env) if started else next(iter(from_text(script or "", label, env)), None)
+            )
+            tags = (shell.IMAGE_TAG.search(word) for word in before if flags.image_kind(word))
+            version = next((tag[2].split("-")[0] for tag in tags if tag), None)
+            return replace(engine, version=engine.version or version) if engine else None
+        if (run := shell.container_run(words, label, env)) is not None:
+            return run
+        if re.match(r"(sglang|vllm)==\S", words[0]):
             return flags.parse(words, label, env)
-    return None
-
-
-def shell_script(words: Sequence[str]) -> str | None:
-    """What a shell among the words is told to run: `bash -lc SCRIPT`, `/bin/sh -ec SCRIPT`, `tini -- sh -c SCRIPT`."""
-    for at, word in enumerate(words):
-        if word.rsplit("/", 1)[-1] not in _SHELLS:
-            continue
-        for n, option in enumerate(words[at + 1 :], at + 1):
-            if not option.startswith(("-", "+")):
-                break
-            if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", option) and n + 1 < len(words):
-                return words[n + 1]
     return None
 
 
@@ -171,22 +169,27 @@ def _container(name: str, container: Mapping[str, Any], shared: Mapping[str, str
     image = str(container.get("image", ""))
     environment = container.get("environment") or container.get("env") or {}
     env = _environment(environment)
-    script = shell_script(words)
+    script = shell.shell_script(words)
     if script is not None:
         started = next(iter(from_text(script, f"{label}: {name}", env)), None)
         if started is None:
             return None
         engine = started
     else:
-        if not flags.engine_kind([*words, image]) or not any(word.startswith("--") for word in words):
+        own = flags.image_kind(image)
+        if flags.program(words) is not None:
+            engine = flags.parse(words, f"{label}: {name}", env)
+        elif own and any(word.startswith("--") for word in words) and shell.by_image(words):
+            engine = flags.parse(shell.served(own, words), f"{label}: {name}", env)
+        else:
             return None
-        engine = flags.parse(words, f"{label}: {name}", env)
-    tag = IMAGE_TAG.search(image)
+    tag = shell.IMAGE_TAG.search(image) if flags.image_kind(image) else None
     security = _mapping(container.get("securityContext"))
     caps = [*_words(container.get("cap_add")), *_words(_mapping(security.get("capabilities")).get("add"))]
     privileged = container.get("privileged") or security.get("privileged")
     return replace(
-        flags.make(engine.kind or flags.engine_kind([image]), engine.label, engine.flags, engine.env, engine.version),
+        flags.make(engine.kind or flags.image_kind(image), engine.label, engine.flags, engine.env, engine.version),
+        front=engine.front,
         version=engine.version or (tag[2].split("-")[0] if tag else None),
         container={"cap_add": " ".join(caps), "privileged": str(privileged or "false").lower(), **shared},
         line=int(container[plainyaml.LINE]),
@@ -225,8 +228,11 @@ def from_text(text: str, label: str, env: Mapping[str, str] | None = None) -> li
     """
     version = _VLLM_VERSION.search(text)
     env = dict(env or {})
+    known: dict[str, list[str]] = {}
+    straight = _BRANCHES.search(text) is None
     engines, logs = [], dict[object, Engine]()
-    for number, line in joined(text, "#"):
+    for number, line in shell.arrays(shell.joined(text, "#"), known):
+        shell.remember(line, known)
         if exported := re.fullmatch(r"\s*(?:export\s+)?([A-Z_][A-Z0-9_]*)=(\S*)\s*", line):
             env[exported[1]] = exported[2].strip("'\"")
         elif logged := _SERVER_ARGS.search(line):
@@ -240,8 +246,10 @@ def from_text(text: str, label: str, env: Mapping[str, str] | None = None) -> li
             engine = _from_vllm_log(logged[1], label, env, version[1] if version else None)
             engines.append(replace(engine, line=number))
         elif flags.is_command_line(line):
-            if (started := _command(line, label, env)) is not None:
-                engines.append(replace(started, line=number))
+            if (started := _command(line, label, env, known)) is not None:
+                engines.append(replace(started, line=number, beside=label if shell.here(line) and straight else ""))
+        elif _RUN.search(line) and (started := _command(line, label, env, known)) is not None:
+            engines.append(replace(started, line=number))
         elif line.lstrip().startswith("--") and not engines:
             words = flags.split_line(line)
             engine = flags.parse(words, label, env)
