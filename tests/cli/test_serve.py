@@ -62,10 +62,10 @@ def test_more_ranks_than_the_model_can_be_dealt_to(
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--tp-size", "0"], "at least one rank"),
-        (["--decode-tp-size", "-1"], "at least one rank"),
-        (["--drain-s", "nan"], "--drain-s nan"),
-        (["--drain-s", "-5"], "--drain-s -5"),
+        (["--tp-size", "0"], "--tp-size: Expected `int` >= 1"),
+        (["--decode-tp-size", "-1"], "--decode-tp-size: Expected `int` >= 1"),
+        (["--drain-s", "nan"], "--drain-s"),
+        (["--drain-s", "-5"], "--drain-s"),
         (["--lease-s", "-1"], "--lease-s"),
         (["--step-deadline-s", "nan"], "--step-deadline-s"),
         (["--request-timeout-s", "inf"], "--request-timeout-s"),

@@ -1,13 +1,15 @@
 """One struct field makes a flag, a variable and a YAML key; flag beats variable beats file beats default."""
 
 import argparse
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from closeranks.cli import _settings, watch
+from closeranks.cli import _service, _settings, gateway, main, serve, watch
 
 
 class Part(msgspec.Struct):
@@ -68,7 +70,14 @@ def test_switches() -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("pagesize: 1", "unknown setting 'pagesize'"), ("page_size: many", "page_size"), ("[1]", "found a list")],
+    [
+        ("pagesize: 1", r"unknown setting 'pagesize' \(do you mean page_size\?\)"),
+        ("page_size: many", "page_size"),
+        ("[1]", "found a list"),
+        ("page_size: 1\npage-size: 2", "page_size and page-size are one setting"),
+        ("page_size: 1\npage_size: 2", "page_size and page_size are one setting"),
+        ("overlap: true\ndisable-overlap-schedule: true", "overlap and disable-overlap-schedule are one setting"),
+    ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "c.yaml"
@@ -81,3 +90,103 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, says: str) -> None:
 def test_a_bad_variable_is_named() -> None:
     with pytest.raises(_settings.SettingsError, match="CLOSERANKS_SHARE"):
         settle([], {"CLOSERANKS_SHARE": "half"})
+
+
+def test_a_setting_that_two_variables_give_is_refused() -> None:
+    with pytest.raises(_settings.SettingsError, match="CLOSERANKS_OVERLAP and CLOSERANKS_DISABLE_OVERLAP_SCHEDULE"):
+        settle([], {"CLOSERANKS_OVERLAP": "0", "CLOSERANKS_DISABLE_OVERLAP_SCHEDULE": "1"})
+
+
+COMMANDS = {"serve": (serve, _service.serve_options()), "gateway": (gateway, _service.gateway_options())}
+NO_SETTINGS = {"--help", "-h", "--config", "--dry-run"}
+"""Flags that say what this call of the command is to do, or where settings are."""
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    COMMANDS[command][0].add_arguments(parser)
+    return parser
+
+
+FLAGS = [
+    (command, flag, action)
+    for command in COMMANDS
+    for action in parser_of(command)._actions
+    for flag in action.option_strings
+    if flag not in NO_SETTINGS
+]
+
+
+def texts_for(option: _settings.Option) -> list[str]:
+    """Values that the setting can have, as a flag has them; its first that will do, and all of one of few values."""
+    if few := _settings._choices(option.type):
+        return few
+    for text in ("7", "cpu"):
+        try:
+            _settings._convert(option, [text] if _settings._is_list(option.type) else text, "test")
+        except _settings.SettingsError:
+            continue
+        return [text]
+    raise AssertionError(f"no value for {option}")
+
+
+@pytest.mark.parametrize(("command", "flag", "action"), FLAGS, ids=lambda p: p if isinstance(p, str) else "")
+def test_every_flag_is_a_variable_and_a_key_under_its_own_spelling(
+    command: str, flag: str, action: argparse.Action, tmp_path: Path
+) -> None:
+    """Of all flags that the parsers have, so that none can be added without."""
+    options = COMMANDS[command][1]
+    option = next(o for o in options if o.name == action.dest)
+    file = tmp_path / "c.yaml"
+    switch = action.nargs == 0
+    for text in ["true"] if switch else texts_for(option):
+        wanted = _settings.gather(parser_of(command).parse_args([flag] if switch else [flag, text]), options, {})
+        assert list(wanted) == [option.name]
+        name = flag.removeprefix("--")
+        variable = {"CLOSERANKS_" + name.upper().replace("-", "_"): text}
+        assert _settings.gather(parser_of(command).parse_args([]), options, variable) == wanted
+        for key in (name, name.replace("-", "_")):
+            number = isinstance(wanted[option.name], int | float)
+            value = [text] if isinstance(wanted[option.name], list) else text
+            file.write_text(f"{key}: {text if number or text == 'null' else json.dumps(value)}\n")
+            args = parser_of(command).parse_args(["--config", str(file)])
+            assert _settings.gather(args, options, {}) == wanted
+
+
+def test_a_switch_that_is_set_to_false_means_the_opposite(tmp_path: Path) -> None:
+    options = COMMANDS["serve"][1]
+    assert _settings.gather(argparse.Namespace(), options, {"CLOSERANKS_DISABLE_RADIX_CACHE": "0"}) == {"radix": True}
+    assert _settings.gather(argparse.Namespace(), options, {"CLOSERANKS_NO_SPARES": "false"}) == {"spares": True}
+
+
+def test_variables_and_keys_of_a_command_s_own_act(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not only read: the processes are as many."""
+    file = tmp_path / "c.yaml"
+    monkeypatch.setenv("CLOSERANKS_TP_SIZE", "2")
+    with tempfile.TemporaryDirectory() as folder:  # a short path, for sockets in it
+        file.write_text(f"disaggregation-mode: prefill\nrun_dir: {json.dumps(folder)}\n")
+        assert main.main(["serve", "--dry-run", "--config", str(file)]) == 0
+        assert (Path(folder) / "lock").exists()
+    found = json.loads(capsys.readouterr().out)["processes"]
+    assert {name: [p["name"] for p in processes] for name, processes in found.items()} == {
+        "prefill": ["leader", "rank0", "rank1"]
+    }
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_a_mistyped_variable_is_said(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    environment = {
+        "CLOSERANKS_PROT": "1",
+        "CLOSERANKS_TP_SIZE": "2",  # of `serve`, and good for a whole host
+        "CLOSERANKS_CHUNKED_PREFILL_SIZE": "64",
+        "CLOSERANKS_WATCH_PORT": "1",
+        "CLOSERANKS_CONFIG": "c.yaml",
+        "HOME": "/",
+    }
+    _service.warn_of_strangers(command, environment)
+    said = capsys.readouterr().err
+    assert said == (
+        f"closeranks {command}: CLOSERANKS_PROT is no setting and does nothing (do you mean CLOSERANKS_PORT?)\n"
+    )

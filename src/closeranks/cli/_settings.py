@@ -1,17 +1,22 @@
 """Flags, environment variables and a YAML file for every field of the parts' `Settings` structs.
 
 The structs are the single source: a field's name, type, default and docstring make its flag (`--page-size`), its
-variable (`CLOSERANKS_PAGE_SIZE`), its YAML key (`page_size`) and its help text. Precedence: flag, variable, file,
-default. Where SGLang or vLLM know the setting under another name, that name is the flag (`FLAGS`).
+variable (`CLOSERANKS_PAGE_SIZE`), its YAML key (`page-size` or `page_size`) and its help text. Precedence: flag,
+variable, file, default. Where SGLang or vLLM know the setting under another name, that name is the flag (`FLAGS`).
+However a flag is spelled, so is its variable and its key; the field's own name is good for both, too.
 """
 
 import argparse
 import ast
+import difflib
+import fnmatch
 import inspect
 import os
+import sys
 import textwrap
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -45,8 +50,17 @@ class Option(msgspec.Struct, frozen=True):
         return FLAGS.get(self.name) or OFF_FLAGS.get(self.name) or "--" + self.name.replace("_", "-")
 
     @property
-    def variable(self) -> str:
-        return self.prefix + self.name.upper()
+    def spellings(self) -> dict[str, bool]:
+        """Names under which the setting is known, written with `_`, and whether one turns its meaning round."""
+        found = {self.name: False, self.flag.removeprefix("--").replace("-", "_"): self.name in OFF_FLAGS}
+        if self.type is bool and self.name not in OFF_FLAGS:
+            found["no_" + self.name] = True
+        return found
+
+    @property
+    def variables(self) -> dict[str, bool]:
+        """The same of its environment variables."""
+        return {self.prefix + name.upper(): opposite for name, opposite in self.spellings.items()}
 
 
 def options(
@@ -69,7 +83,7 @@ def options(
 
 def add_flags(parser: argparse.ArgumentParser, known: Iterable[Option]) -> None:
     """One flag an option; absent flags leave nothing in the namespace, so that lower sources show through."""
-    parser.add_argument("--config", metavar="FILE", help="YAML file of settings (keys as in this list, with _ for -)")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings (keys as in this list)")
     for option in known:
         text = option.help.replace("%", "%%")
         if option.name in OFF_FLAGS:
@@ -94,26 +108,40 @@ def gather(
 ) -> dict[str, Any]:
     """The values that were set anywhere, by name, converted to their types.
 
-    Raises SettingsError for an unknown key in the file and for a value that does not convert, naming its source.
+    Raises SettingsError for an unknown key in the file, for a setting that one source gives twice and for a value that
+    does not convert, naming its source.
     """
-    by_name = {option.name: option for option in known}
-    values: dict[str, Any] = {}
     path = getattr(args, "config", None) or environment.get(known[0].prefix + "CONFIG")
-    if path:
-        for key, value in _read_yaml(path).items():
-            name = str(key).replace("-", "_")
-            if name not in by_name:
-                raise SettingsError(f"{path}: unknown setting {key!r}; `--help` lists the settings")
-            values[name] = _convert(by_name[name], value, f"{path}: {key}")
-    for option in by_name.values():
-        if option.variable in environment:
-            raw: Any = environment[option.variable]
+    values = _from_file(path, known) if path else {}
+    for option in known:
+        given = [variable for variable in option.variables if variable in environment]
+        if len(given) > 1:
+            raise SettingsError(f"{' and '.join(given)} are one setting: give one of them")
+        for variable in given:
+            raw: Any = environment[variable]
             if _is_list(option.type):
                 raw = raw.split()
-            values[option.name] = _convert(option, raw, option.variable)
+            values[option.name] = _convert(option, raw, variable, option.variables[variable])
         if hasattr(args, option.name):
             values[option.name] = _convert(option, getattr(args, option.name), option.flag)
     return values
+
+
+def warn_of_strangers(
+    command: str, known: Sequence[Option], elsewhere: Iterable[str] = (), environment: Mapping[str, str] = os.environ
+) -> None:
+    """Say on standard error which variables with our prefix are no setting: a mistyped one does nothing.
+
+    `elsewhere`: patterns (`NAME_*`) of names that mean something to others.
+    """
+    prefix = known[0].prefix
+    names = [prefix + "CONFIG", *(variable for option in known for variable in option.variables)]
+    for variable in sorted(environment):
+        if not variable.startswith(prefix) or variable in names:
+            continue
+        if not any(fnmatch.fnmatchcase(variable, pattern) for pattern in elsewhere):
+            said = f"{variable} is no setting and does nothing{_nearest(variable, names)}"
+            print(f"closeranks {command}: {said}", file=sys.stderr)
 
 
 def only(struct: type[msgspec.Struct], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,28 +150,63 @@ def only(struct: type[msgspec.Struct], values: Mapping[str, Any]) -> dict[str, A
     return {name: value for name, value in values.items() if name in names}
 
 
-def _read_yaml(path: str) -> dict[Any, Any]:
+def _from_file(path: str, known: Iterable[Option]) -> dict[str, Any]:
+    by_spelling = {name: option for option in known for name in option.spellings}
+    values: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
+    for key, value in _read_yaml(path):
+        spelling = str(key).replace("-", "_")
+        if spelling not in by_spelling:
+            said = f"{path}: unknown setting {key!r}{_nearest(spelling, list(by_spelling))}"
+            raise SettingsError(f"{said}; `--help` lists the settings")
+        option = by_spelling[spelling]
+        if option.name in keys:
+            raise SettingsError(f"{path}: {keys[option.name]} and {key} are one setting: give one of them")
+        keys[option.name] = key
+        values[option.name] = _convert(option, value, f"{path}: {key}", option.spellings[spelling])
+    return values
+
+
+def _read_yaml(path: str) -> list[tuple[Any, Any]]:
+    """Keys and values as the file has them, also those that it has twice."""
     try:
         with open(path) as file:
-            found = yaml.safe_load(file) or {}
+            loader = yaml.SafeLoader(file)
+            try:
+                node = loader.get_single_node()
+                if node is None:
+                    return []
+                if not isinstance(node, yaml.MappingNode):
+                    found = type(loader.construct_document(node)).__name__
+                    raise SettingsError(f"{path}: expected `name: value` lines, found a {found}")
+                loader.flatten_mapping(node)
+                construct = partial(loader.construct_object, deep=True)
+                return [(construct(key), construct(value)) for key, value in node.value]
+            finally:
+                loader.dispose()
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not YAML: {error}") from error
     except RecursionError as error:
         raise SettingsError(f"{path}: nested too deeply for settings") from error
-    if not isinstance(found, dict):
-        raise SettingsError(f"{path}: expected `name: value` lines, found a {type(found).__name__}")
-    return found
 
 
-def _convert(option: Option, value: Any, source: str) -> Any:
+def _convert(option: Option, value: Any, source: str, opposite: bool = False) -> Any:
+    choices = _choices(option.type)
+    if value is None and "null" in choices:  # as YAML reads the word
+        value = "null"
     try:
-        return msgspec.convert(value, option.type, strict=False)
+        found = msgspec.convert(value, option.type, strict=False)
     except msgspec.ValidationError as error:
-        choices = _choices(option.type)
         said = f" (one of {', '.join(choices)})" if choices else ""
         raise SettingsError(f"{source}: {error}{said}") from error
+    return not found if opposite else found
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    found = difflib.get_close_matches(name, names, n=1)
+    return f" (do you mean {found[0]}?)" if found else ""
 
 
 def _choices(kind: Any) -> list[str]:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from closeranks import faults
-from closeranks.cli import _settings
-from closeranks.cli.serve import ALLOW_FAULTS_HELP, convert, default_run_dir, locked
-from closeranks.engine.rank.settings import Settings as RankSettings
+from closeranks.cli import _service, _settings
+from closeranks.cli.serve import convert, default_run_dir, locked
 from closeranks.gateway.settings import Settings as GatewaySettings
 from closeranks.supervise.engine import Program
 from closeranks.supervise.service import write_settings
@@ -18,24 +17,17 @@ HELP = "answer OpenAI clients for engines that run elsewhere (--prefill … --de
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run-dir", type=Path, help="folder of the gateway's files (default: a state folder)")
-    parser.add_argument("--allow-faults", action="store_true", help=ALLOW_FAULTS_HELP)
-    _settings.add_flags(parser, _known())
-
-
-def _known() -> list[_settings.Option]:
-    own = _settings.options([GatewaySettings], frozenset({"run_dir"}))
-    model = _settings.options([RankSettings], frozenset())
-    return own + [option for option in model if option.name in ("model_path", "cache_dir")]
+    _settings.add_flags(parser, _service.gateway_options())
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        values = _settings.gather(args, _known())
+        _service.warn_of_strangers("gateway")
+        own, values = _service.split(_service.Gateway, _settings.gather(args, _service.gateway_options()))
         endpoints = [e for name in ("prefill", "decode", "both") for e in values.get(name, [])]
         addresses = [values.get("host", "127.0.0.1"), *endpoints]
-        faults.admit(values.get("fault", []), addresses, args.allow_faults, ranks={}, gateway=True)
-        folder = (args.run_dir or default_run_dir(values.get("port", 8000), "gateway")).absolute()
+        faults.admit(values.get("fault", []), addresses, own.allow_faults, ranks={}, gateway=True)
+        folder = Path(own.run_dir or default_run_dir(values.get("port", 8000), "gateway")).absolute()
         with locked(folder):
             path = _write(values, folder)
             # the lock's file stays open over the exec, so that the gateway holds the folder

@@ -9,7 +9,6 @@ import asyncio
 import faulthandler
 import fcntl
 import json
-import math
 import os
 import signal
 import socket
@@ -23,7 +22,7 @@ import msgspec
 import structlog
 
 from closeranks import faults
-from closeranks.cli import _settings
+from closeranks.cli import _service, _settings
 from closeranks.engine.leader.settings import Settings as LeaderSettings
 from closeranks.engine.rank.settings import Settings as RankSettings
 from closeranks.gateway.engines import CurveKeyError, load_curve
@@ -31,95 +30,52 @@ from closeranks.gateway.settings import Settings as GatewaySettings
 from closeranks.output import make_unblocking
 from closeranks.supervise import lines
 from closeranks.supervise.engine import Engine, Epoch, Plan, Program, State
-from closeranks.supervise.service import DRAIN_S, Service
+from closeranks.supervise.service import Service
 
 HELP = "serve a model: engines, their ranks and a gateway, supervised together"
 ROLES = {"pair": ("prefill", "decode"), "null": ("both",), "prefill": ("prefill",), "decode": ("decode",)}
-# set by the supervisor, or meant for one role only; everything else of the three structs is a flag
-INTERNAL = frozenset(
-    {"run_dir", "engine", "role", "epoch", "instance", "ended_epoch", "rank", "tp_size", "ranks_endpoint", "rendezvous"}
-    | {"model_dir", "prefill", "decode", "both", "endpoint", "log_dir", "salt_file", "drain_s", "first_gpu"}
-)
 SOCKET_PATH_LIMIT = 107
-ALLOW_FAULTS_HELP = "let --fault work also where another host can reach the service"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--disaggregation-mode",
-        choices=sorted(ROLES),
-        default="pair",
-        help="pair: a prefill and a decode engine (default); null: one engine that does both; prefill, decode: one "
-        "engine alone, without a gateway",
-    )
-    parser.add_argument("--tp-size", type=int, default=1, help="tensor-parallel ranks of each engine (default: 1)")
-    parser.add_argument("--prefill-tp-size", type=int, help="ranks of the prefill engine, where they differ")
-    parser.add_argument("--decode-tp-size", type=int, help="ranks of the decode engine, where they differ")
-    parser.add_argument(
-        "--control",
-        metavar="ENDPOINT",
-        help="with prefill or decode: where the engine's leader listens for gateways and peers, e.g. "
-        "tcp://10.0.0.5:9000 (needs --curve-key-file; see `closeranks keygen`); default: a socket in the run folder",
-    )
-    parser.add_argument(
-        "--run-dir", type=Path, help="folder of sockets, logs, step logs and incidents (default: a state folder)"
-    )
-    parser.add_argument(
-        "--drain-s",
-        type=float,
-        default=DRAIN_S,
-        help=f"patience with open streams at SIGTERM, seconds (default: {DRAIN_S:g})",
-    )
-    parser.add_argument(
-        "--spares",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="keep a spare process for each rank, libraries loaded (about 0.25 GB, mostly shared): faster recovery",
-    )
-    parser.add_argument("--allow-faults", action="store_true", help=ALLOW_FAULTS_HELP)
     parser.add_argument("--dry-run", action="store_true", help="print the processes and settings, start nothing")
-    _settings.add_flags(parser, _known())
-
-
-def _known() -> list[_settings.Option]:
-    return _settings.options([RankSettings, LeaderSettings, GatewaySettings], INTERNAL)
+    _settings.add_flags(parser, _service.serve_options())
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        values = _settings.gather(args, _known())
-        return _serve(args, values)
+        _service.warn_of_strangers("serve")
+        own, values = _service.split(_service.Serve, _settings.gather(args, _service.serve_options()))
+        return _serve(own, values, args.dry_run)
     except (_settings.SettingsError, faults.FaultSpecError) as error:
         print(f"closeranks serve: {error}", file=sys.stderr)
         return 2
 
 
-def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
-    roles = ROLES[args.disaggregation_mode]
-    alone = args.disaggregation_mode in ("prefill", "decode")
-    tp = {role: _tp_size(args, role) for role in roles}
-    addresses = [values.get("host", "127.0.0.1"), *([args.control] if args.control else [])]
-    faults.admit(values.get("fault", []), addresses, args.allow_faults, tp, gateway=not alone)
-    if args.control and not alone:
+def _serve(own: _service.Serve, values: dict[str, Any], dry_run: bool) -> int:
+    roles = ROLES[own.disaggregation_mode]
+    alone = own.disaggregation_mode in ("prefill", "decode")
+    tp = {role: own.ranks(role) for role in roles}
+    addresses = [values.get("host", "127.0.0.1"), *([own.control] if own.control else [])]
+    faults.admit(values.get("fault", []), addresses, own.allow_faults, tp, gateway=not alone)
+    if own.control and not alone:
         raise _settings.SettingsError("--control goes with --disaggregation-mode prefill or decode")
-    if args.control and args.control.startswith("tcp://") and not values.get("curve_key_file"):
+    if own.control.startswith("tcp://") and not values.get("curve_key_file"):
         raise _settings.SettingsError(
             "--control tcp://… needs --curve-key-file (make one with `closeranks keygen FILE`)"
         )
-    folder = (args.run_dir or default_run_dir(values.get("port", 8000), args.disaggregation_mode)).absolute()
-    endpoints = {role: args.control or f"ipc://{folder}/{role}.sock" for role in roles}
+    folder = Path(own.run_dir or default_run_dir(values.get("port", 8000), own.disaggregation_mode)).absolute()
+    endpoints = {role: own.control or f"ipc://{folder}/{role}.sock" for role in roles}
     for endpoint in endpoints.values():
         if endpoint.startswith("ipc://") and len(os.fsencode(endpoint)) - 6 > SOCKET_PATH_LIMIT - 24:
             raise _settings.SettingsError(
                 f"the path of {folder} is too long for sockets in it: give a shorter --run-dir"
             )
-    if not 0 <= args.drain_s < math.inf:
-        raise _settings.SettingsError(f"--drain-s {args.drain_s}: give seconds, 0 or more")
     if values.get("curve_key_file"):
         check_key(values["curve_key_file"])
     if not alone:
         check_gateway(values)
-        if not args.dry_run:
+        if not dry_run:
             check_port(values.get("host", "127.0.0.1"), values.get("port", 8000))
     make_unblocking()
     as_json = values.get("log_format") == "json"
@@ -139,16 +95,16 @@ def _serve(args: argparse.Namespace, values: dict[str, Any]) -> int:
                 role,
                 sys.executable,
                 folder / role,
-                plan(role, folder, endpoints[role], tp[role], values | {"first_gpu": first[role]}, args.spares),
+                plan(role, folder, endpoints[role], tp[role], values | {"first_gpu": first[role]}, own.spares),
                 _say,
             )
             for role in roles
         ]
-        gateway = None if alone else gateway_program(folder, endpoints, values, args.drain_s)
-        if args.dry_run:
+        gateway = None if alone else gateway_program(folder, endpoints, values, own.drain_s)
+        if dry_run:
             show(engines, gateway)
             return 0
-        service = Service(engines, gateway, sys.executable, folder, args.drain_s, None if as_json else lines.for_people)
+        service = Service(engines, gateway, sys.executable, folder, own.drain_s, None if as_json else lines.for_people)
         return asyncio.run(service.run())
 
 
@@ -261,15 +217,6 @@ def check_gateway(values: dict[str, Any]) -> None:
         msgspec.convert(settings | {"run_dir": "-", "model_dir": "-"}, GatewaySettings)
     except msgspec.ValidationError as error:
         raise _settings.SettingsError(str(error)) from error
-
-
-def _tp_size(args: argparse.Namespace, role: str) -> int:
-    """Ranks of an engine. Raises SettingsError."""
-    own: int | None = getattr(args, f"{role}_tp_size", None)
-    found: int = args.tp_size if own is None else own
-    if found < 1:
-        raise _settings.SettingsError(f"tp_size {found}: an engine has at least one rank")
-    return found
 
 
 def check_key(path: str) -> None:
