@@ -1,6 +1,7 @@
 """The service around engines and gateway: what cannot be started now is started later."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from closeranks.supervise.engine import Program
+from closeranks.supervise.engine import Engine, Epoch, Program, State
 from closeranks.supervise.service import Service
 
 PROGRAM = """
@@ -70,3 +71,65 @@ def test_a_gateway_starts_again_after_its_folder_was_cleared(tmp_path: Path, mon
         return await serving
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == 0
+
+
+LEADER = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1]).parent
+while not (folder.parent.parent / f"{folder.parent.name}.broken").exists():
+    (folder / "heartbeat").touch()
+    time.sleep(0.05)
+sys.exit(70)
+"""
+STUBBORN = """
+import signal, sys
+said = []
+signal.signal(signal.SIGTERM, lambda *_: said.append("drains"))
+signal.signal(signal.SIGINT, lambda *_: said.append("hurries"))
+print("gateway is up", flush=True)
+while len(said) < 2:
+    signal.pause()
+print("last word after", sorted(said), flush=True)
+"""
+
+
+def test_a_service_ends_when_its_last_engine_has_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not when the first has: the gateway says then which one. And not only once somebody sends a signal: nobody would.
+    Clients get a word, but nothing waits for streams that cannot go on."""
+    (tmp_path / "leader_like.py").write_text(LEADER)
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = tmp_path / "run"
+
+    def plan(epoch: Epoch, folder: Path) -> list[Program]:
+        return [Program("leader", "leader_like", {})]
+
+    async def main() -> int:
+        engines = [
+            Engine(name, sys.executable, run / name, plan, lambda engine: None) for name in ("prefill", "decode")
+        ]
+        service = Service(engines, Program("gateway", "stubborn", {}), sys.executable, run, 600.0)
+        serving = asyncio.create_task(service.run())
+        log = run / "gateway.log"
+        while True:
+            await asyncio.sleep(0.05)
+            if log.is_file() and "gateway is up" in log.read_text():
+                break
+        (run / "decode.broken").touch()
+        await engines[1].gave_up.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(serving), 1.0)
+        assert not serving.done()
+        assert engines[0].state is State.RUNNING
+        (run / "prefill.broken").touch()
+        code = await serving
+        assert "last word after ['drains', 'hurries']" in log.read_text()
+        assert all(len(list(engine.incidents.iterdir())) == 3 for engine in engines)
+        return code
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == 70
+    said = "".join(capfd.readouterr())
+    assert "service ends: every engine has given up" in said
+    assert str(run / "prefill" / "incidents") in said

@@ -96,6 +96,7 @@ class Engine:
         self._folder = folder
         self.plan = plan
         self._changed = changed
+        self.gave_up = asyncio.Event()
         self._stop = asyncio.Event()
         self._faults: list[tuple[float, set[str]]] = []
         """When each epoch ended by a fault, and which requests were in the step that failed."""
@@ -139,6 +140,7 @@ class Engine:
                 self._set(State.GIVEN_UP)
                 await self._spares.end()
                 log.error("engine stopped after repeated faults", engine=self.name, incidents=str(self.incidents))
+                self.gave_up.set()
                 await self._stop.wait()
                 return
         self._set(State.STOPPED)

@@ -24,6 +24,9 @@ log = structlog.get_logger()
 class Service:
     """Runs `engines` and, if given, `gateway` until a signal, then ends the gateway first (it drains), engines after.
 
+    Where one engine of several has given up, the rest stays up: the gateway says which one. When the last one has,
+    nothing can be served any more, and whoever started the service has to know: it ends, its gateway without draining.
+
     `gateway` is restarted alone when it ends or stands still: engines do not depend on it. Output of all children is
     shown on stderr, line by line (`render`: see `Show`), while it also stays in their log files. All that is written
     there, log lines too, is written in the event loop that supervises: give stderr to `output.make_unblocking` first.
@@ -45,7 +48,8 @@ class Service:
         self._show = Show(self._children, self._write, render)
 
     async def run(self, started: Callable[[], None] | None = None) -> int:
-        """Until SIGINT, SIGTERM or SIGHUP (if not ignored). 0: ended as wanted; 70: every engine has given up."""
+        """Until SIGINT, SIGTERM or SIGHUP (if not ignored), or no engine is left. 0: ended as wanted; 70: every engine
+        has given up."""
         loop = asyncio.get_running_loop()
         numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal's end is to be outlived
@@ -59,17 +63,26 @@ class Service:
         gateway = asyncio.create_task(self._gateway.run()) if self._gateway else None
         watched = [*engines, show, *([gateway] if gateway else [])]
         stop = asyncio.create_task(self._stop.wait())
+        dead = asyncio.create_task(self._all_gave_up())
         if started:
             started()
         try:
-            done, _ = await asyncio.wait([*watched, stop], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*watched, stop, dead], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stop}:
                 task.result()  # a supervisor's own error ends the service, loudly
         finally:
             stop.cancel()
-            log.info("service stops", drain_s=self._drain_s)
+            dead.cancel()
+            given_up = self._is_dead()
+            if given_up:
+                incidents = [str(engine.incidents) for engine in self.engines]
+                log.error("service ends: every engine has given up", incidents=incidents)
+            else:
+                log.info("service stops", drain_s=self._drain_s)
             if not self._stop.is_set():
                 self._signalled()
+                if given_up:  # there is nothing to drain for
+                    self._signalled()
             if gateway:
                 await asyncio.gather(gateway, return_exceptions=True)
             for engine in self.engines:
@@ -77,7 +90,17 @@ class Service:
             await asyncio.gather(*engines, return_exceptions=True)
             show.cancel()
             self._show.now()
-        return 70 if all(e.state is State.GIVEN_UP for e in self.engines) and self.engines else 0
+        return 70 if self._is_dead() else 0
+
+    def _is_dead(self) -> bool:
+        return bool(self.engines) and all(e.state is State.GIVEN_UP for e in self.engines)
+
+    async def _all_gave_up(self) -> None:
+        """Never without engines."""
+        for engine in self.engines:
+            await engine.gave_up.wait()
+        if not self.engines:
+            await asyncio.Event().wait()
 
     def _signalled(self) -> None:
         if self._gateway:
