@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import random
 import re
 
@@ -10,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from closeranks.diagnose.collect import collect
 from closeranks.diagnose.judge import diagnose_texts
 from closeranks.diagnose.report import json_report, markdown, page, terminal
 from closeranks.diagnose.verdict import Verdict
+from closeranks.evidence.bundle import from_texts
 from tests.diagnose.corpus import own, public
 
 CASES = [*public(), *own()]
@@ -130,3 +133,11 @@ def test_names_of_files_are_text_in_every_output(name: str) -> None:
         assert "](http" not in re.sub(r"`[^`\n]*`", "", text) or text.startswith("<!doctype")
         assert text.count("\n# x") == 0
         assert text.count("\n```") % 2 == 0
+
+
+def test_several_words_are_no_identifier_of_a_recorder() -> None:
+    entry = {"collective_seq_id": 1, "profiling_name": "nccl:all_reduce", "state": "my prompt " + CANARY}
+    dump = {"version": "2.9", "pg_config": {}, "entries": [entry | {"process_group": ["my prompt " + CANARY, "tp"]}]}
+    facts = collect(from_texts([("nccl_trace_rank_0.json", json.dumps(dump))])).facts
+    assert facts
+    assert not any(CANARY in f.says() for f in facts)

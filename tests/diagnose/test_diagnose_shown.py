@@ -124,6 +124,13 @@ DESYNC = "DESYNC_DIFFERENT_COLLECTIVE"
 LIVE = ("NOT_HUNG_SLOW_OR_CAPACITY", "UNDETERMINED")
 
 Bundle = list[tuple[str, str]]
+OF_DECODE = NOTHING.replace('{tp_rank="0"', '{engine_type="decode",tp_rank="0"')
+QUEUES = "".join(
+    f'sglang:num_decode_{q}_queue_reqs{{engine_type="decode",tp_rank="0"}} 0.0\n' for q in ("prealloc", "transfer")
+)
+SMALL = "(EngineCore pid=8) INFO 11-20 09:50:00 [kv_cache_utils.py:1300] GPU KV cache size: 20,000 tokens\n(APIServer pid=3) INFO 11-20 09:49:00 [model.py:1680] Using max model len 131072\n"
+QUEUED = "".join(stats(m, 0.0, 0, 1, 0.0) for m in range(5))
+
 ALLOWED: list[tuple[str, Bundle, tuple[str, ...]]] = [
     (
         "a-stall-in-a-log-that-was-rotated-and-then-hours-of-tokens",
@@ -183,6 +190,9 @@ ALLOWED: list[tuple[str, Bundle, tuple[str, ...]]] = [
     ("a-second-start-beside-an-engine-that-stands", [("old/s.txt", APART), ("old/engine.log", decode("05:01:40") + HUNG), ("again.log", IN_USE)], (DESYNC,)),
     ("a-compilation-that-ended-hours-ago", [("s.txt", ranks(tp(2, SYNC + LOOP))), ("engine.log", "[2026-10-03 01:00:00 TP0] Entering DeepGEMM JIT Pre-Compile session.\nDeepGEMM warmup:   1%|1  | 300/32768 [00:03<05:24, 100.11it/s]\nDeepGEMM warmup: 100%|###| 32768/32768 [05:11<00:00, 105.3it/s]\n" + UP.format("01:20:00") + decode("05:01:40") + HUNG)], ("SYMMETRIC_WAIT", "DEVICE_HANG", "UNDETERMINED")),
     ("an-optional-import-and-a-start-that-goes-on", [("v.log", OPTIONAL + REFUSED + SHARDS.format(10, 16) + SHARDS.format(22, 36))], ("NOT_HUNG_SLOW_OR_CAPACITY", "STARTUP", "UNDETERMINED")),
+    ("idle-and-a-client-without-an-answer", [("s.txt", IDLE), ("m1.txt", NOTHING), ("m2.txt", NOTHING), ("curl.txt", "$ curl --max-time 90 http://10.0.0.2:30000/v1/completions -d @q.json\ncurl: (28) Operation timed out after 90001 milliseconds with 0 bytes received\n")], ("HEALTHY_IDLE*", "UNDETERMINED")),
+    ("idle-and-a-request-that-its-router-waits-for", [("s.txt", IDLE), ("m1.txt", NOTHING), ("m2.txt", NOTHING), ("router.log", "2026-10-03T10:09:00.100200Z  WARN sglang_router::routers::http::pd_router: request still pending after 540s request_id=a1\n")], ("HEALTHY_IDLE*", "UNDETERMINED")),
+    ("idle-decode-whose-transfers-nobody-counts", [("s.txt", IDLE), ("m1.txt", OF_DECODE), ("m2.txt", OF_DECODE)], ("HEALTHY_IDLE*", "UNDETERMINED")),
     ("idle-and-nobody-accepts", [("s.txt", IDLE), ("m1.txt", NOTHING), ("m2.txt", NOTHING), ("ss.txt", LISTENS)], ("FRONTEND_OR_CPU_BOUND*", "UNDETERMINED")),
     ("idle-and-nobody-reads", [("s.txt", IDLE), ("m1.txt", NOTHING), ("m2.txt", NOTHING), ("ss.txt", UNREAD)], ("FRONTEND_OR_CPU_BOUND*", "UNDETERMINED")),
     ("three-aborts-in-two-hours", [("engine.log", decode("08:00:01") + "".join(orphan(f"0{8 + i}:10:00", f"r{i}") + decode(f"0{8 + i}:10:40") for i in range(3)))], LIVE),
@@ -191,6 +201,13 @@ ALLOWED: list[tuple[str, Bundle, tuple[str, ...]]] = [
     ("prefill-was-replaced-hours-before", [("decode/decode.log", "".join(decode(t, more="pre-allocated usage: 0.01, ") for t in ("08:00:01", "13:59:01")) + "".join(failed(f"14:0{i}:00", 770 + i) for i in range(5))), ("prefill/prefill.log", UP.format("09:00:00"))], ("KV_TRANSFER", "UNDETERMINED")),
     ("another-requests-failure-of-hours-before", [("router.log", leg("08:00:00")), ("decode.log", failed("10:04:00", 991))], ("KV_TRANSFER*", "UNDETERMINED")),
     ("a-cache-that-the-engine-says-is-large-enough", [("v.log", SIZE + FITS.format("2.10") + "".join(stats(m, 0.0, 0, 1, 0.0) for m in range(4)))], ("UNSCHEDULABLE_REQUEST*", "UNDETERMINED")),
+    ("a-queue-that-was-seen-for-a-moment", [("v.log", SMALL + stats(0, 90.0, 3, 0) + stats(1, 0.0, 0, 1, 0.0))], ("UNSCHEDULABLE_REQUEST*", "UNDETERMINED")),
+    ("a-queue-that-waits-for-pages", [("v.log", SMALL + QUEUED + "(EngineCore pid=8) DEBUG 11-20 10:03:31 [scheduler.py:439] cmpl-7 is still in WAITING_FOR_REMOTE_KVS state.\n")], ("UNDETERMINED", "KV_TRANSFER*")),
+    ("a-queue-behind-handshakes-that-fail", [("v.log", SMALL + QUEUED + "(Worker_TP0 pid=9) ERROR 11-20 10:03:31 [nixl_connector.py:827] Handshake failed for request cmpl-7, marking blocks as invalid\n")], ("UNDETERMINED", "KV_TRANSFER*")),
+    ("a-queue-of-an-engine-that-was-paused", [("v.log", SMALL + '(APIServer pid=3) INFO:     10.0.0.7:4001 - "POST /pause HTTP/1.1" 200 OK\n' + QUEUED)], ("UNDETERMINED",)),
+    ("a-queue-of-a-request-that-is-short", [("v.log", SMALL + "(APIServer pid=3) INFO 11-20 09:59:04 [logger.py:39] Received request cmpl-7: prompt: None, params: SamplingParams(n=1, max_tokens=48), prompt_token_ids_len=21, lora_request: None.\n" + QUEUED)], ("UNDETERMINED",)),
+    ("a-queue-behind-a-grammar-that-compiles", [("v.log", SMALL + QUEUED), ("s.txt", dump("VLLM::EngineCore", ("compile_json_schema (xgrammar/compiler.py:212)", "grammar_init (vllm/v1/structured_output/__init__.py:150)", "run_busy_loop (vllm/v1/engine/core.py:1340)"), 8, "active+gil"))], ("FRONTEND_OR_CPU_BOUND*",)),
+    ("two-servers-of-which-one-has-a-small-cache", [("a.log", SMALL.replace("131072", "8192") + QUEUED), ("b.log", SMALL.replace("20,000", "900,000"))], ("UNDETERMINED",)),
     ("missing-files-of-recorders", [("fr.txt", report("2, 3")), ("ls.txt", "nccl_trace_rank_0\nnccl_trace_rank_1\n")], ("UNDETERMINED",)),
     ("recorders-that-may-be-incomplete", [("fr.txt", report("3")), ("sh.txt", "$ torchfrtrace --allow-incomplete-ranks dumps\n")], ("UNDETERMINED",)),
     ("a-report-alone", [("fr.txt", report("3"))], ("MISSING_PARTICIPANT*",)),
@@ -213,6 +230,9 @@ SHOWN: list[tuple[str, Bundle, str]] = [
     ("a-restart-since-when-all-fail", [("decode/decode.log", decode("08:00:01", more="pre-allocated usage: 0.01, ") + UP.format("09:00:00") + "".join(failed(f"09:1{i}:00", 770 + i) for i in range(5)))], "STALE_PEER"),
     ("a-leg-that-failed-as-the-wait-began", [("router.log", leg("09:59:01")), ("decode.log", failed("10:04:00", 991))], "ROUTER"),
     ("a-cache-that-is-too-small", [("v.log", SIZE + FITS.format("0.75") + "".join(stats(m, 0.0, 0, 1, 0.0) for m in range(4)))], "UNSCHEDULABLE_REQUEST"),
+    ("idle", [("s.txt", IDLE), ("m1.txt", NOTHING), ("m2.txt", NOTHING)], "HEALTHY_IDLE"),
+    ("idle-decode-whose-transfers-are-counted", [("s.txt", IDLE), ("m1.txt", OF_DECODE + QUEUES), ("m2.txt", OF_DECODE + QUEUES)], "HEALTHY_IDLE"),
+    ("a-queue-that-stands-for-minutes", [("v.log", SMALL + QUEUED)], "UNSCHEDULABLE_REQUEST"),
     ("a-rank-that-did-not-join-by-its-own-recorder", [("fr.txt", report("3")), ("ls.txt", "".join(f"nccl_trace_rank_{i}\n" for i in range(4)))], "MISSING_PARTICIPANT"),
     ("a-kernel-that-spins-in-a-stall", [("g.txt", CUDA_GDB), ("s.txt", ranks(tp(2, SYNC + LOOP))), ("engine.log", HUNG)], "DEVICE_HANG"),
 ]  # fmt: skip

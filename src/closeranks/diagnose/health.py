@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from closeranks.diagnose.facts import Event, Fact, Metric
-from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.scene import ROLES, Scene
 from closeranks.diagnose.stacks import position
 
 # Gauges that count requests which the engine holds. Not those that only name a limit, a sum, or requests paused on
@@ -26,7 +26,8 @@ HARMLESS = frozenset(
     """decode_batch prefill_batch vllm_stats chunk bar http load top_row top_head ps_listing start_step started kv_size
     max_len max_concurrency paused resumed received request_count nccl_ready nccl_p2p registered_graphs host_pool
     jit_session compile recorder_dump ras_report stack_dump batch_size pool trt_iter trt_active acs_off full_mesh
-    recorder_file core_wait life_began capacity kv_moved aibrix_line traceback_frame failed_collective_frame""".split()  # noqa: SIM905
+    recorder_file core_wait life_began asked capacity kv_moved aibrix_line traceback_frame
+    failed_collective_frame""".split()  # noqa: SIM905
 )
 _BAD_STATUS = frozenset({408, 429, 499})
 _OURS = ("scheduler", "worker", "engine_core", "api", "detokenizer", "dp_controller", "launcher", "torch")
@@ -142,3 +143,18 @@ def unseen(scene: Scene) -> list[str]:
     told = {scene.role_of(m) for m in scene.of(Metric) if held(m)}
     told |= {str(b.get("role", "")) for b in scene.batches}
     return sorted(roles - told)
+
+
+_BETWEEN = re.compile(r"(prefill|decode)_(?:bootstrap|inflight|prealloc|transfer)_queue_reqs$")
+
+
+def unread(scene: Scene) -> list[str]:
+    """Roles of SGLang engines of a pair whose queues of transfers no scrape and no load counts: a request on its way is
+    neither running nor waiting."""
+    if "sglang" not in scene.families:
+        return []
+    mode = scene.flag("disaggregation-mode")
+    roles = {e.name for e in scene.engines} | {m.labels.get("engine_type", "") for m in scene.of(Metric)}
+    roles = (roles | ({mode.value} if mode else set())) & ROLES
+    names = [m.name for m in scene.of(Metric)] + [k for e in scene.events("load") for k in e.data]
+    return sorted(roles - {m[1] for n in names if (m := _BETWEEN.search(n))})

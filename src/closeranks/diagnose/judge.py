@@ -20,7 +20,7 @@ from closeranks.evidence.bundle import Bundle, from_paths, from_texts
 _QUIET = frozenset(
     """http decode_batch prefill_batch vllm_stats chunk top_row top_head pool batch_size ps_listing deepep_cell trt_iter
     load aibrix_line recorder_dump recorder_file failed_collective_frame traceback_frame nccl_p2p capacity
-    kv_moved""".split()  # noqa: SIM905
+    kv_moved waits_for_pages asked""".split()  # noqa: SIM905
 )
 
 

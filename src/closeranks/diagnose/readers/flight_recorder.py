@@ -112,8 +112,9 @@ def _groups_used(entries: object) -> dict[str, tuple[str, str]]:
 
 
 def _word(found: object, extra: str = "") -> str:
-    """A short identifier: letters, digits and `_.-` only."""
-    return re.sub(rf"[^\w.{extra}-]", "", _text(found))[:60]
+    """A short identifier: letters, digits and `_.-` only. Several words are none, whatever stands there."""
+    text = _text(found).strip()
+    return "" if re.search(r"\s", text) else re.sub(rf"[^\w.{extra}-]", "", text)[:60]
 
 
 def _text(found: object) -> str:

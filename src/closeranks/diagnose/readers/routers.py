@@ -29,6 +29,7 @@ class Routers(SignatureReader):
         Sig("worker_removed", "Removing worker", r"(?=.)"),
         Sig("stream_lost", "Stream ended before generation completed", r"(?=.)"),
         Sig("request_count", "Successful requests", r"Successful requests: *(?P<ok>\d+)"),
+        Sig("unanswered", "still pending after", r"still pending after (?P<after>\d+)"),
         Sig("request_lost", "Still running after", r"Still running after [\d.]+ s: *(?P<n>\d+)"),
     )
 

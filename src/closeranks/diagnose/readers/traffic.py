@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from closeranks.diagnose.facts import Event, Fact, Value
 from closeranks.diagnose.lines import Line
+from closeranks.diagnose.readers._signatures import Sig, SignatureReader
 
 _PATHS = ("/health", "/health_generate", "/metrics", "/v1/models", "/version", "/v1/chat/completions", "/v1/completions",
           "/generate", "/ready", "/ping", "/v1/loads", "/abort_request", "/live", "/server_info", "/get_server_info", "/v1/messages")  # fmt: skip
@@ -88,4 +89,15 @@ class Progress:
         return ()
 
 
-LINE_READERS = (Access, Stream, Progress)
+class Clients(SignatureReader):
+    """A client's own word that no answer came."""
+
+    NAME = "client"
+    ABOUT = "curl: a request that ended by its time-out, and what had come by then"
+    SIGNATURES = (
+        Sig("unanswered", "curl: (28)", r"after (?P<ms>\d+) (?:ms|milliseconds)(?: with (?P<bytes>\d+)(?: out of \S+)? bytes received)?"),
+        Sig("unanswered", "curl: (52)", r"(?=.)"),
+    )  # fmt: skip
+
+
+LINE_READERS = (Access, Clients, Stream, Progress)

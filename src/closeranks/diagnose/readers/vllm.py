@@ -83,6 +83,8 @@ class Vllm(SignatureReader):
         Sig("kv_size", "KV cache size:", r"KV cache size: (?P<tokens>[\d,]+) tokens"),
         Sig("max_len", "max model len", r"max model len (?P<tokens>\d+)"),
         Sig("max_concurrency", "Maximum concurrency for", r"for (?P<tokens>[\d,]+) tokens per request: (?P<times>[\d.]+)x"),
+        Sig("waits_for_pages", "WAITING_FOR_REMOTE_KVS", r"(?=.)"),
+        Sig("asked", "max_tokens=", r"max_tokens=(?P<most>\d+).*?prompt_token_ids_len=(?P<tokens>\d+)"),
         Sig("core_wait", "core engine proc(s) to start", r"Waiting for (?P<n>\d+) (?:local, \d+ remote )?core engine proc"),
         Sig("started", "Application startup complete", r"(?=.)"),
         Sig("start_step", "Loading weights took", r"(?P<step>Loading weights took)"),

@@ -3,6 +3,7 @@
 
 import re
 
+from closeranks.diagnose.facts import Event
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import (
     engine_name,
@@ -107,35 +108,47 @@ def messenger_lost(scene: Scene) -> Finding | None:
     )
 
 
+# What a request waits for that is not room: pages from elsewhere, or a server of those.
+_ELSEWHERE = (
+    "waits_for_pages", "kv_handshake_failed", "kv_pull_failed", "kv_load_failed", "kv_read_expired", "peer_fetch_failed",
+    "stale_agent", "peer_unknown", "rdma_error", "transfer_failed", "oom_kill", "helper_thread_dead",
+)  # fmt: skip
+LASTS_S = 60.0  # of a queue that stands: a request that has just come in waits, too
+
+
 @rule(53, "UNSCHEDULABLE_REQUEST", "a request that can never fit waits at the head of the queue")
 def never_fits(scene: Scene) -> Finding | None:
     running, waiting = scene.requests
-    if not (running == 0 and waiting > 0):
+    pair = _too_small(scene)
+    if not (running == 0 and waiting > 0) or pair is None:
         return None
-    size = next((_int(e.get("tokens")) for e in scene.events("kv_size")), None)
-    longest = next((_int(e.get("tokens")) for e in scene.events("max_len", "max_concurrency")), None)
+    if scene.paused or scene.has(*_ELSEWHERE) or _works(scene):
+        return None
+    size, longest = pair
+    room, most = _int(size.get("tokens")) or 0, _int(longest.get("tokens")) or 0
     usage = scene.gauge(r"(?:cache_usage_perc|token_usage)$")
     stats = scene.batches[-1] if scene.batches else None
     kv = usage if usage is not None else (stats.num("kv") if stats else None)
-    if size is None or longest is None or size >= longest or (kv is not None and kv > 0.05):
+    asked = [(e.num("tokens") or 0) + (e.num("most") or 0) for e in scene.events("asked")]
+    if (kv is not None and kv > 0.05) or (asked and max(asked) <= room):
         return None
     # Of a model whose layers keep less than the whole sequence, the tokens that fit are not the size that is printed.
     odd = [e for e in scene.events("max_concurrency") if (e.num("times") or 0) > 1]
+    stands = _stands(scene, size.src.file)
+    lasts = bool(stands) and (stands[-1].time or 0.0) - (stands[0].time or 0.0) >= LASTS_S
     return finding(
         "UNSCHEDULABLE_REQUEST",
-        SHOWN if kv is not None and not odd else LIKELY,
-        f"The request at the head of the queue can never fit: the KV cache holds {size} tokens, a request may have {longest}. Nothing runs, nothing is used.",
-        [
-            *scene.events("kv_size")[:1],
-            *scene.events("max_len", "max_concurrency")[:2],
-            *([stats] if stats else []),
-            *gauges(scene),
-        ],
+        SHOWN if kv is not None and lasts and not odd else LIKELY,
+        f"The request at the head of the queue can never fit: the KV cache holds {room} tokens, a request may have {most}. Nothing runs, nothing is used.",
+        [size, longest, *scene.events("max_concurrency")[:1], *stands[:1], *([stats] if stats else []), *gauges(scene)],
         mechanism="admission asks for room for the whole sequence; that is never there, and the queue is in order",
         shown=["0 running, requests waiting, an empty cache", "the cache is smaller than the longest allowed request"],
-        likely=["that it does not fit: the printed concurrency is above 1, which one of the two numbers contradicts"]
-        if odd
-        else [],
+        likely=(
+            ["that it does not fit: the printed concurrency is above 1, which one of the two numbers contradicts"]
+            if odd
+            else []
+        )
+        + ([] if lasts else [f"that the queue stands: no {LASTS_S:.0f} s of it are in the evidence"]),
         next_checks=[
             "does it wait for room, or for pages from elsewhere (a connector's log)?",
             "length of the waiting request",
@@ -143,6 +156,37 @@ def never_fits(scene: Scene) -> Finding | None:
         ],
         workaround="--max-model-len at most the cache size; cancel the request",
     )
+
+
+def _too_small(scene: Scene) -> tuple[Event, Event] | None:
+    """A cache and the longest request that is allowed to ask for it, of one server, if it cannot hold that."""
+    sizes, lengths = scene.events("kv_size"), scene.events("max_len", "max_concurrency")
+    files = {e.src.file for e in (*sizes, *lengths)}
+    for size in sizes:
+        own = [e for e in lengths if e.src.file == size.src.file]
+        if not own and (len(sizes) > 1 or len(files) > 2):
+            continue  # of which server is not told
+        longest = next(iter(own or lengths), None)
+        room, most = _int(size.get("tokens")), _int(longest.get("tokens")) if longest else None
+        if longest is not None and room is not None and most is not None and room < most:
+            return size, longest
+    return None
+
+
+def _works(scene: Scene) -> bool:
+    """Whether a rank is at work: what waits then waits for that."""
+    ranks = [r for e in scene.engines for r in e.ranks.values()]
+    return any(r.at.kind in ("host_work", "compile", "blocking_io") or compiles_grammar(r.stacks[-1]) for r in ranks)
+
+
+def _stands(scene: Scene, file: str) -> list[Event]:
+    """The last lines of that server's statistics, as far as requests wait and nothing runs."""
+    lines = [b for b in scene.batches if b.src.file == file] or scene.batches
+    n = next(
+        (i for i, b in enumerate(reversed(lines)) if b.num("running") or b.num("gen") or not b.num("waiting")),
+        len(lines),
+    )
+    return [b for b in lines[len(lines) - n :] if b.time is not None]
 
 
 def _int(v: object) -> int | None:

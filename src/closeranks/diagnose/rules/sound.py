@@ -78,10 +78,10 @@ def idle(scene: Scene) -> Finding | None:
     held = scene.gauge(r"num_paused_reqs$") or 0
     empty = running == 0 and waiting == 0
     against = [*health.doubts(scene), *health.was_open(scene)]
-    silent = health.unseen(scene)
+    silent, unread = health.unseen(scene), health.unread(scene)
     return finding(
         "HEALTHY_IDLE",
-        SHOWN if empty and not against and not silent and bool(paused) >= bool(held) else LIKELY,
+        SHOWN if empty and not (against or silent or unread) and bool(paused) >= bool(held) else LIKELY,
         f"Idle: {_who(scene, rest) if rest else 'the loop'} poll{'s' if len(rest) <= 1 else ''} for work"
         + (
             f", paused on request with {held:g} requests held."
@@ -96,7 +96,8 @@ def idle(scene: Scene) -> Finding | None:
         if top or any(r.at.active for r in rest)
         else "waiting for the next request",
         likely=[f"{f.src}: {f.says()}: not what an idle engine shows" for f in against[:3]]
-        + [f"nothing counts the requests of {role}" for role in silent],
+        + [f"nothing counts the requests of {role}" for role in silent]
+        + [f"nothing counts the requests in {role}'s queues of transfers" for role in unread],
         decoys=["broadcast on the other ranks waits for the entry rank's next list: the idle picture, not a desync"]
         if waits
         else [],

@@ -17,7 +17,7 @@ from closeranks.diagnose.scene.progress import MANY
 from closeranks.diagnose.scene.ranks import EngineView, RankView
 
 ROLES = {"decode", "prefill"}
-__all__ = ["MANY", "EngineView", "RankView", "Scene", "first"]
+__all__ = ["MANY", "ROLES", "EngineView", "RankView", "Scene", "first"]
 
 
 @dataclass
