@@ -28,7 +28,8 @@ while True:
     if settings["beats"] and folder.exists():
         (folder / "heartbeat").touch()
     if settings["exit"] is not None:
-        (folder / "fault.json").write_text('{"name": "planned", "detail": "by the test"}')
+        name = settings.get("fault", "planned")
+        (folder / "fault.json").write_text(json.dumps({"name": name, "detail": "by the test"}))
         sys.exit(settings["exit"])
     time.sleep(0.05)
 """
@@ -180,6 +181,29 @@ def test_a_storm_stops_the_engine_and_keeps_evidence(tmp_path: Path, program: st
             assert engine.epoch.number == engine_module.STORM_EPOCHS
             assert len(list(engine.incidents.iterdir())) == engine_module.STORM_EPOCHS
             assert not any(alive(c.pid) for c in engine.children)
+
+        await drive(engine, seen, steps)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("ready", "epochs"), [(False, 1), (True, 3)])
+def test_what_cannot_work_as_it_is_set_up_is_not_tried_again(
+    tmp_path: Path, program: str, ready: bool, epochs: int
+) -> None:
+    """A rank without a GPU, a pool without a page. One that has been ready has settings that can work."""
+
+    def plan(epoch: Epoch, folder: Path) -> list[Program]:
+        if ready:
+            (folder / "ready").touch()
+        return [Program("leader", program, {"name": "leader", "beats": True, "exit": 70, "fault": "ValueError"})]
+
+    async def main() -> None:
+        engine, seen = make(tmp_path, plan)
+
+        async def steps() -> None:
+            await until(seen, State.GIVEN_UP)
+            assert len(list(engine.incidents.iterdir())) == engine.epoch.number == epochs
 
         await drive(engine, seen, steps)
 

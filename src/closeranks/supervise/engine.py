@@ -28,6 +28,9 @@ from closeranks.supervise.spares import Spares
 STORM_EPOCHS = 3
 STORM_S = 60.0
 """This many faulted epochs within this many seconds, none with a culprit, stop the engine."""
+HOPELESS = frozenset({"ValueError", "UnsupportedModel"})
+"""What a rank raises while it loads when its settings, its model and this machine do not go together (no GPU, no room
+for one page). Before an engine was ever ready, that is no fault that another epoch could be without."""
 LOOK_S = 0.5
 """Time between two looks at processes that run."""
 AGAIN_S = 2.0
@@ -53,7 +56,7 @@ class State(enum.Enum):
     STOPPED = "stopped"
     """Ended as wanted."""
     GIVEN_UP = "given up"
-    """A restart storm; the evidence is kept, nothing is started any more."""
+    """A restart storm, or settings that cannot work; the evidence is kept, nothing is started any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,8 @@ class Engine:
         self._faults: list[tuple[float, set[str]]] = []
         """When each epoch ended by a fault, and which requests were in the step that failed."""
         self._spares = Spares(python, folder)
+        self._was_ready = False
+        self._hopeless = False
         self._fault_at = 0.0
         self._evidence_s = 0.0
 
@@ -136,10 +141,11 @@ class Engine:
             if reason is None:
                 break
             self.restarts += 1
-            if self._is_storm():
+            if self._hopeless or self._is_storm():
                 self._set(State.GIVEN_UP)
                 await self._spares.end()
-                log.error("engine stopped after repeated faults", engine=self.name, incidents=str(self.incidents))
+                said = "cannot work as it is set up" if self._hopeless else "stopped after repeated faults"
+                log.error(f"engine {said}", engine=self.name, incidents=str(self.incidents))
                 self.gave_up.set()
                 await self._stop.wait()
                 return
@@ -164,6 +170,8 @@ class Engine:
             if reason is not None:
                 self._fault_at = time.time()
                 fault = incident.fault_of(folder / "fault.json")
+                self._was_ready |= made_at(folder / "ready") is not None
+                self._hopeless = fault.get("name") in HOPELESS and not self._was_ready
                 if fault:  # the leader knows better what ended its epoch than what was seen of its processes
                     reason = f"{fault.get('name')}: {fault.get('detail')} ({reason})"
                 self._set(State.RECOVERING)
