@@ -5,6 +5,8 @@ import random
 import re
 from collections.abc import Callable
 
+from closeranks.diagnose import wrappers
+
 Evidence = list[tuple[str, str]]
 
 WRAPPERS: tuple[Callable[[str], str], ...] = (
@@ -17,6 +19,33 @@ WRAPPERS: tuple[Callable[[str], str], ...] = (
     lambda line: f"Jun 17 21:34:46 host-1 docker[812]: {line}",
     lambda line: json.dumps({"log": line + "\n", "stream": "stderr", "time": "2026-06-17T21:34:46.1Z"}),
 )
+
+# Prefixes that only a whole file gives away: they could be content.
+AGREED: dict[str, Callable[[int, str], str]] = {
+    "stern": lambda n, line: f"sgl-decode-0 main {line}",
+    "kubetail": lambda n, line: f"[sgl-decode-0] {line}",
+    "srun": lambda n, line: f"0: {line}",
+    "numbered": lambda n, line: f"[{n + 80700}] {line}",
+    "mpirun": lambda n, line: f"[1,0]<stdout>:{line}",
+    "github": lambda n, line: f"decode\tRun server\t2026-08-17T21:39:40.1234567Z {line}",
+    "compose, ray": lambda n, line: f"head-1  | \x1b[36m(SGLangEngine pid=3310, ip=10.0.0.8)\x1b[0m {line}",
+}
+
+
+def has_records(text: str) -> bool:
+    """Whether lines of it show where records begin, which a wrapper is recognised by."""
+    return len(text.split("\n")) > 2 and any(wrappers.begins(line) for line in text.split("\n")[:200])
+
+
+def wrap_whole(text: str, wrapper: str) -> str:
+    """A file in which every line has a prefix, or a table of them."""
+    lines = text.split("\n")
+    lines, rest = (lines[:-1], "\n") if not lines[-1] else (lines, "")
+    if wrapper == "datadog":
+        quoted = [line.replace('"', '""') for line in lines]
+        rows = (f'2026-08-17T21:39:40.000Z,gpu7,sglang,"{line}"' for line in quoted)
+        return "\n".join(["date,host,service,message", *rows]) + "\n"
+    return "\n".join(AGREED[wrapper](n, line) for n, line in enumerate(lines)) + rest
 
 
 def truncate(evidence: Evidence, rng: random.Random) -> Evidence:

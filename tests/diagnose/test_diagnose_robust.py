@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from closeranks.diagnose import wrappers
 from closeranks.diagnose.collect import NOT_READ
 from closeranks.diagnose.judge import diagnose_texts
 from closeranks.diagnose.report import json_report, markdown, page
@@ -38,6 +39,46 @@ def test_a_document_of_one_line_is_read_in_every_wrapper(wrapper) -> None:
     evidence = next(e for n, e, *_ in CASES if n == "fr-all-alike")
     wrapped = [(n, "\n".join(map(wrapper, text.split("\n")))) for n, text in evidence]
     assert diagnose_texts(wrapped).main.cls == untouched("fr-all-alike").main.cls
+
+
+@pytest.mark.parametrize("wrapper", [*mutate.AGREED, "datadog"])
+def test_a_prefix_that_a_whole_file_shows_is_taken_off(wrapper: str) -> None:
+    rng = random.Random(7)
+    logs = [case for case in CASES if all(mutate.has_records(text) for _, text in case[1])]
+    if "ray" in wrapper:  # vLLM's own prefix has Ray's shape and is left to it
+        logs = [case for case in logs if all("[20" in text and "sglang" in text for _, text in case[1])]
+    for name, evidence, *_ in rng.sample(logs, min(25, len(logs))):
+        wrapped = [(n, mutate.wrap_whole(text, wrapper)) for n, text in evidence]
+        assert all(wrappers.strip(text) != text for _, text in wrapped), name
+        assert diagnose_texts(wrapped).main.cls == untouched(name).main.cls, name
+
+
+def test_nothing_of_what_has_no_wrapper_is_taken_off() -> None:
+    for name, evidence, *_ in CASES:
+        assert all(wrappers.strip(text) == text for _, text in evidence), name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1: lo: <LOOPBACK,UP> mtu 65536\n2: eth0: <UP> mtu 1500\n3: ib0: <UP> mtu 2044\n4: docker0: <UP>\n",
+        "[rank0]: Traceback (most recent call last):\n[rank0]:   File 'x', line 1\n[rank0]: RuntimeError: x\n",
+        "(EngineCore_DP0 pid=9) INFO 08-17 21:34:00 [core.py:1] a\n" * 3,
+        "name,line,count\na,b,1\nc,d,2\n",
+        "[2026-08-17 21:34:00 TP0] a\n[2026-08-17 21:34:00 TP0] b\nProcess 1: x\n",
+        "",
+    ],
+)
+def test_what_only_looks_like_a_wrapper_stays(text: str) -> None:
+    assert wrappers.strip(text) == text
+
+
+def test_a_wrapper_is_taken_off_a_stream_too() -> None:
+    text = "".join(f"0: [2026-08-17 21:34:0{n} TP0] a\n" for n in range(9))
+    strip = wrappers.stripper(text)
+    assert strip is not None
+    assert strip(text.encode()) == text.replace("0: [", "[").encode()
+    assert wrappers.stripper(text.replace("0: [", "[")) is None
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

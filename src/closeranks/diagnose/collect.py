@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
+from closeranks.diagnose import wrappers
 from closeranks.diagnose.documents import MAX_TEXT, documents, unwrap_all
 from closeranks.diagnose.facts import Fact, Src
 from closeranks.diagnose.readers import DocumentReader, document_readers, line_readers
@@ -81,8 +82,12 @@ def _one(
         skip_from, skip_to = limit // 8, size - limit * 7 // 8
         notes.append(f"{item.name}: {size >> 20} MiB; its first {limit >> 23} and last {limit * 7 >> 23} MiB were read")
     scanner = Scanner(item.name, line_readers(), pattern, _noting(item.name, notes))
+    strip = wrappers.stripper(head.decode("utf-8", "replace"))
     with item.open() as stream:
-        return list(scanner.facts(lines_of(stream, skip_from, skip_to))), min(size, limit)
+        blocks = lines_of(stream, skip_from, skip_to)
+        if strip is not None:
+            blocks = ((strip(block) if read else block, read) for block, read in blocks)
+        return list(scanner.facts(blocks)), min(size, limit)
 
 
 def _noting(name: str, notes: list[str]) -> Callable[[str, Exception], None]:
@@ -100,6 +105,7 @@ def _text(name: str, text: str, pattern: Prefilter, readers: list[DocumentReader
     """Facts of a text that fits in memory: its JSON documents, then its lines."""
     facts: list[Fact] = []
     failed = _noting(name, notes)
+    text = wrappers.strip(text)
     if "{" in text:
         whole = unwrap_all(text)
         read: list[tuple[int, int]] = []
