@@ -114,3 +114,24 @@ def test_sigusr1_writes_the_stacks_of_a_supervisor_and_ends_nothing(run_dir: Pat
     assert "in here" in path.read_text()
     with pytest.raises(SettingsError, match="cannot be used as run folder"):
         serve.stacks_on_signal(run_dir / "none" / "supervisor.stacks")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json is no tokenizer"),
+        ("chat_template.jinja", "{% if %}", "chat template does not parse"),
+    ],
+)
+def test_a_model_that_the_gateway_cannot_read_is_said_at_once(
+    file: str, text: str, said: str, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by a service that loads its engines and is never ready."""
+    folder = tiny.make(tmp_path / "model")
+    (folder / file).write_text(text)
+    flags = ["--model-path", str(folder), "--cache-dir", str(tmp_path / "cache"), "--run-dir", str(run_dir)]
+    for command in (["serve", "--dry-run"], ["gateway", "--both", "ipc:///nowhere"]):
+        assert main.main([*command, *flags]) == 2
+        told = capsys.readouterr().err
+        assert said in told
+        assert str(folder) in told

@@ -8,7 +8,7 @@ from typing import Any
 
 from closeranks import faults
 from closeranks.cli import _service, _settings
-from closeranks.cli.serve import convert, default_run_dir, locked
+from closeranks.cli.serve import check_model, convert, default_run_dir, locked
 from closeranks.gateway.settings import Settings as GatewaySettings
 from closeranks.supervise.engine import Program
 from closeranks.supervise.service import write_settings
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
 def _write(values: dict[str, Any], folder: Path) -> Path:
     if not values.get("model_dir"):
         values["model_dir"] = convert(values, 1)
+        check_model(values)
     settings = _settings.only(GatewaySettings, values | {"run_dir": str(folder)})
     try:
         GatewaySettings(**settings)

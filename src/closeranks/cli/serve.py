@@ -87,8 +87,7 @@ def _serve(own: _service.Serve, values: dict[str, Any], dry_run: bool) -> int:
             structlog.get_logger().warning("drill: faults will be injected", faults=values["fault"])
         if not alone:
             values["model_dir"] = convert(values, max(tp.values()))
-            if values.get("chat_template"):
-                check_template(values)
+            check_model(values)
         first = {role: tp["prefill"] if roles == ROLES["pair"] and role == "decode" else 0 for role in roles}
         engines = [
             Engine(
@@ -227,14 +226,15 @@ def check_key(path: str) -> None:
         raise _settings.SettingsError(f"{error} (make one with `closeranks keygen FILE`)") from error
 
 
-def check_template(values: dict[str, Any]) -> None:
-    """Whether the gateway can use the chat template that was given. Raises SettingsError."""
+def check_model(values: dict[str, Any]) -> None:
+    """Whether the gateway can use the model's tokenizer and chat template, or the one given. Raises SettingsError."""
     from closeranks.gateway import model
 
     try:
-        model.load(values["model_dir"], chat_template=values["chat_template"])
+        model.load(values["model_dir"], chat_template=values.get("chat_template", ""))
     except model.ModelError as error:
-        raise _settings.SettingsError(str(error)) from error
+        given = values.get("model_path") or "the embedded model"
+        raise _settings.SettingsError(f"{given} cannot be served: {error}") from error
 
 
 def check_port(host: str, port: int) -> None:
