@@ -37,6 +37,22 @@ def test_without_it_the_same_ends() -> None:
         assert subprocess.run([sys.executable, "-c", plain], stdout=full, stderr=full, check=False).returncode != 0
 
 
+@pytest.mark.parametrize("make", ["make_unfailing", "make_unblocking"])
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_end_nobody_and_no_file_takes_their_place(make: str, closed: str) -> None:
+    program = f"""
+import os, sys
+from closeranks.output import fill_standard, {make}
+fill_standard()
+{make}()
+assert os.open("/dev/null", os.O_RDONLY) > 2
+assert all(os.get_inheritable(number) for number in range(3))
+print("to nobody", file=sys.stderr, flush=True)
+print("an answer")
+"""
+    assert subprocess.run(["bash", "-c", f"{sys.executable} -c '{program}' {closed}"], check=False).returncode == 0
+
+
 class Pipe:
     """A pipe with an `Unblocking` at its end, and a reader that reads when told."""
 

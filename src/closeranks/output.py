@@ -191,10 +191,25 @@ def _lines(text: str) -> int:
     return text.count("\n") + (not text.endswith("\n"))
 
 
+def fill_standard() -> None:
+    """Put the null device where this process was started with closed standard streams (`>&-`).
+
+    Else the next files that it opens, a lock or a socket, would be what it and its children write their output to. Call
+    it before anything is opened. `sys.stdout` stays None: an answer cannot be given there.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
+        os.set_inheritable(number, True)
+    os.close(number)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - as long as the process
+
+
 def make_unfailing() -> None:
     """Wrap this process's standard output and error; call before anything keeps a reference to them."""
-    sys.stdout = Unfailing(sys.stdout)
-    sys.stderr = Unfailing(sys.stderr)
+    if sys.stdout is not None:
+        sys.stdout = Unfailing(sys.stdout)
+    if sys.stderr is not None:
+        sys.stderr = Unfailing(sys.stderr)
 
 
 def make_unblocking(tell: Callable[[int], str] = said_lost) -> None:
@@ -202,7 +217,10 @@ def make_unblocking(tell: Callable[[int], str] = said_lost) -> None:
 
     Standard output stays one that waits for its reader: what is printed there is an answer, of which nothing may lack.
     """
-    sys.stdout = Unfailing(sys.stdout)
+    if sys.stdout is not None:
+        sys.stdout = Unfailing(sys.stdout)
+    if sys.stderr is None:
+        return
     try:
         stream = Unblocking(sys.stderr, tell=tell)
     except OSError:  # a stream of a test or an embedding program, without a descriptor: writing there waits for nobody

@@ -1,15 +1,17 @@
 """What `serve` refuses before it starts anything, and what it would start."""
 
+import json
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from closeranks.cli import main, serve
+from closeranks.cli import gateway, main, serve
 from closeranks.cli._settings import SettingsError
 from closeranks.supervise.engine import Epoch
 from tests.e2e import tiny
@@ -83,6 +85,80 @@ def test_what_every_process_would_end_with_is_refused(
     assert text in capsys.readouterr().err
 
 
+KEY = ["--curve-key-file", "KEY"]
+PREFILL = ["serve", "--disaggregation-mode", "prefill", "--control"]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ([*PREFILL, "foo"], "--control foo: give tcp://HOST:PORT or ipc://PATH"),
+        ([*PREFILL, "http://x"], "--control http://x: give tcp"),
+        ([*PREFILL, "tcp://x", *KEY], "--control tcp://x: give tcp"),
+        ([*PREFILL, "tcp://127.0.0.1:TAKEN", *KEY], "cannot listen on tcp://127.0.0.1:"),
+        ([*PREFILL, "tcp://192.0.2.1:9000", *KEY], "cannot listen on tcp://192.0.2.1:9000"),
+        ([*PREFILL, "ipc:///" + "x" * 200], "a path too long"),
+        (["serve", "--port", "0", "--host", "nosuch.invalid"], "nosuch.invalid:0"),
+        (["serve", "--port", "0", "--host", "x" * 70], "give another --port or --host"),
+        (["gateway", "--both", "foo"], "--both foo: give tcp"),
+        (["gateway", "--prefill", "ipc:///a", "--decode", "tcp://:1"], "--decode tcp://:1: give tcp"),
+        (["gateway", "--both", "tcp://127.0.0.1:9000"], "needs --curve-key-file"),
+        (["gateway", "--both", "ipc:///a", "--curve-key-file", "/nonexistent"], "/nonexistent"),
+        (["gateway", "--both", "ipc:///a", "--port", "TAKEN"], "cannot bind 127.0.0.1:"),
+    ],
+    ids=lambda p: " ".join(p)[:60] if isinstance(p, list) else "",
+)
+def test_an_address_that_cannot_work_is_refused(
+    command: list[str],
+    text: str,
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not by processes that end with a traceback, again and again."""
+    monkeypatch.setattr(serve, "LEAVES_S", 0.3)
+    assert main.main(["keygen", str(tmp_path / "key")]) == 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        words = [word.replace("TAKEN", port).replace("KEY", str(tmp_path / "key")) for word in command]
+        assert main.main([*words, "--run-dir", str(run_dir)]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_leader_that_was_killed_a_moment_ago_may_still_have_its_address() -> None:
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    leaves = threading.Timer(0.5, taken.close)
+    leaves.start()
+    serve.check_bind(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+    assert not leaves.is_alive()
+
+
+def test_a_model_has_one_name_under_both_commands(model: list[str], run_dir: Path) -> None:
+    values = {"model_path": model[1], "cache_dir": model[3], "both": ["ipc:///a"]}
+    alone = json.loads(gateway._write(dict(values), run_dir).read_text())
+    served = serve.gateway_program(run_dir, {"both": "ipc:///a"}, dict(values), 1.0).settings
+    assert alone["served_model_name"] == served["served_model_name"] == Path(model[1]).name
+
+
+@pytest.mark.parametrize(("stream", "code", "said"), [("1", 3, "standard output is closed"), ("2", 0, "")])
+def test_closed_standard_streams(
+    stream: str, code: int, said: str, model: list[str], run_dir: Path, tmp_path: Path
+) -> None:
+    """Nothing that is opened later takes their place: a lock file got what the processes print."""
+    command = f"exec {sys.executable} -m closeranks.cli.main serve --dry-run --run-dir {run_dir} {' '.join(model)}"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} {stream}>&- 0<&-"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    assert said in done.stderr
+    assert (run_dir / "lock").read_text().strip().isdecimal()
+
+
 @pytest.mark.parametrize("place", ["file", "file/below"])
 def test_a_run_folder_that_cannot_be_written(place: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -130,6 +206,7 @@ def test_a_model_that_the_gateway_cannot_read_is_said_at_once(
     folder = tiny.make(tmp_path / "model")
     (folder / file).write_text(text)
     flags = ["--model-path", str(folder), "--cache-dir", str(tmp_path / "cache"), "--run-dir", str(run_dir)]
+    flags += ["--port", "0"]
     for command in (["serve", "--dry-run"], ["gateway", "--both", "ipc:///nowhere"]):
         assert main.main([*command, *flags]) == 2
         told = capsys.readouterr().err

@@ -6,13 +6,14 @@ gateway (`closeranks gateway`) on this or another host.
 
 import argparse
 import asyncio
+import errno
 import faulthandler
 import fcntl
 import json
 import os
 import signal
-import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,14 +21,16 @@ from typing import Any
 
 import msgspec
 import structlog
+import zmq
 
 from closeranks import faults
 from closeranks.cli import _service, _settings
+from closeranks.cli._output import NotWritten, write
 from closeranks.engine.leader.settings import Settings as LeaderSettings
 from closeranks.engine.rank.settings import Settings as RankSettings
 from closeranks.gateway.engines import CurveKeyError, load_curve
 from closeranks.gateway.settings import Settings as GatewaySettings
-from closeranks.output import make_unblocking
+from closeranks.output import fill_standard, make_unblocking
 from closeranks.supervise import lines
 from closeranks.supervise.engine import Engine, Epoch, Plan, Program, State
 from closeranks.supervise.service import Service
@@ -35,6 +38,8 @@ from closeranks.supervise.service import Service
 HELP = "serve a model: engines, their ranks and a gateway, supervised together"
 ROLES = {"pair": ("prefill", "decode"), "null": ("both",), "prefill": ("prefill",), "decode": ("decode",)}
 SOCKET_PATH_LIMIT = 107
+LEAVES_S = 3.0
+"""How long the processes of a service that was killed may take to leave its address."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    fill_standard()
     try:
         _service.warn_of_strangers("serve")
         own, values = _service.split(_service.Serve, _settings.gather(args, _service.serve_options()))
@@ -50,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
     except (_settings.SettingsError, faults.FaultSpecError) as error:
         print(f"closeranks serve: {error}", file=sys.stderr)
         return 2
+    except NotWritten as error:
+        print(f"closeranks serve: {error}", file=sys.stderr)
+        return 3
 
 
 def _serve(own: _service.Serve, values: dict[str, Any], dry_run: bool) -> int:
@@ -60,6 +69,8 @@ def _serve(own: _service.Serve, values: dict[str, Any], dry_run: bool) -> int:
     faults.admit(values.get("fault", []), addresses, own.allow_faults, tp, gateway=not alone)
     if own.control and not alone:
         raise _settings.SettingsError("--control goes with --disaggregation-mode prefill or decode")
+    if own.control:
+        check_endpoint("--control", own.control)
     if own.control.startswith("tcp://") and not values.get("curve_key_file"):
         raise _settings.SettingsError(
             "--control tcp://… needs --curve-key-file (make one with `closeranks keygen FILE`)"
@@ -68,16 +79,18 @@ def _serve(own: _service.Serve, values: dict[str, Any], dry_run: bool) -> int:
     endpoints = {role: own.control or f"ipc://{folder}/{role}.sock" for role in roles}
     for endpoint in endpoints.values():
         if endpoint.startswith("ipc://") and len(os.fsencode(endpoint)) - 6 > SOCKET_PATH_LIMIT - 24:
-            raise _settings.SettingsError(
-                f"the path of {folder} is too long for sockets in it: give a shorter --run-dir"
-            )
+            said = f"the path of {folder} is too long for sockets in it: give a shorter --run-dir"
+            raise _settings.SettingsError(f"--control {own.control}: a path too long" if own.control else said)
     if values.get("curve_key_file"):
         check_key(values["curve_key_file"])
     if not alone:
         check_gateway(values)
         if not dry_run:
             check_port(values.get("host", "127.0.0.1"), values.get("port", 8000))
-    make_unblocking()
+    if own.control and not dry_run:
+        check_bind(own.control)
+    if not dry_run:
+        make_unblocking()
     as_json = values.get("log_format") == "json"
     lines.configure(sys.stderr, as_json)
     with locked(folder):
@@ -239,16 +252,41 @@ def check_model(values: dict[str, Any]) -> None:
 
 def check_port(host: str, port: int) -> None:
     """Whether the gateway can listen there: engines take long to start. Raises SettingsError."""
-    if not port:
-        return
+    from closeranks.gateway import server
+
     try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, number) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        said = f"cannot listen on {host}:{port} ({error.strerror}): give another --port or --host"
-        raise _settings.SettingsError(said) from error
+        server.bind(host, port).close()
+    except (OSError, UnicodeError) as error:  # the second: no host can be called that
+        said = getattr(error, "strerror", None) or f"cannot bind {host}:{port}: {error}"
+        raise _settings.SettingsError(f"{said}: give another --port or --host") from error
+
+
+def check_endpoint(flag: str, endpoint: str) -> None:
+    """Whether it is one at which a leader can be met. Raises SettingsError."""
+    kind, _, place = endpoint.partition("://")
+    host, _, port = place.rpartition(":")
+    if not place or kind not in ("ipc", "tcp") or (kind == "tcp" and not (host and (port == "*" or port.isdecimal()))):
+        raise _settings.SettingsError(f"{flag} {endpoint}: give tcp://HOST:PORT or ipc://PATH")
+
+
+def check_bind(endpoint: str) -> None:
+    """Whether a leader can listen there, for other hosts; one that was killed a moment ago may still. Raises
+    SettingsError."""
+    if not endpoint.startswith("tcp://"):
+        return
+    end = time.monotonic() + LEAVES_S
+    with zmq.Context[zmq.Socket[bytes]]() as context, context.socket(zmq.ROUTER) as socket:
+        socket.linger = 0
+        while True:
+            try:
+                socket.bind(endpoint)
+                return
+            except zmq.ZMQError as error:
+                if error.errno == errno.EADDRINUSE and time.monotonic() < end:
+                    time.sleep(0.1)
+                    continue
+                said = f"cannot listen on {endpoint} ({error.strerror}): give another --control"
+                raise _settings.SettingsError(said) from error
 
 
 def gateway_program(folder: Path, endpoints: dict[str, str], values: dict[str, Any], drain_s: float) -> Program:
@@ -268,14 +306,14 @@ def model_name(model_path: str) -> str:
 
 
 def show(engines: list[Engine], gateway: Program | None) -> None:
-    """`--dry-run`: one JSON object with every process that would be started."""
+    """`--dry-run`: one JSON object with every process that would be started. Raises NotWritten."""
     found = {}
     for engine in engines:
         programs = engine.plan(Epoch(1, 0, 0), Path("EPOCH"))
         found[engine.name] = [{"name": p.name, "module": p.module, "settings": p.settings} for p in programs]
     if gateway:
         found["gateway"] = [{"name": "gateway", "module": gateway.module, "settings": _redacted(gateway.settings)}]
-    print(json.dumps({"schema": 1, "processes": found}, indent=1))
+    write(json.dumps({"schema": 1, "processes": found}, indent=1) + "\n")
 
 
 def _redacted(settings: dict[str, object]) -> dict[str, object]:

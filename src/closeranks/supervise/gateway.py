@@ -82,6 +82,8 @@ class Gateway:
     async def _start(self) -> tuple[child.Child, standing.Pipe]:
         """Raises OSError."""
         path = write_settings(self._folder, self._program)  # each time: somebody may have cleared the folder
+        for left in self._folder.glob("gateway.*.new"):  # by one that ended, or found the disk full, while it wrote it
+            left.unlink(missing_ok=True)
         argv = [self._python, "-m", self._program.module, str(path)]
         with contextlib.ExitStack() as undo:
             beats = standing.Pipe()
