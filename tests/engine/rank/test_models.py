@@ -8,7 +8,8 @@ import torch
 
 from closeranks.engine.rank.convert import prepare
 from closeranks.engine.rank.kernels.plain import PackedKernels, PlainKernels
-from closeranks.engine.rank.models.config import ModelConfig, UnsupportedModel, from_hf
+from closeranks.engine.rank.models.config import ModelConfig, UnsupportedModel
+from closeranks.engine.rank.models.hf import from_hf
 from closeranks.engine.rank.models.shard import Shard
 from closeranks.protocol import Begin, Row, Sampling, Step
 

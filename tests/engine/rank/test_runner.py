@@ -43,6 +43,20 @@ def alone(runner: Runner, tokens: list[int], new: int, sampling: Sampling | None
     return out
 
 
+def test_a_huge_context_costs_no_more_than_the_pages_hold(model: Llama, runner: Runner, tmp_path: Path) -> None:
+    """Not a row of tokens and a page table of the model's whole context in each slot: 256 GB for a billion."""
+    folder = tiny.folder(tmp_path / "hf", max_position_embeddings=2**31 - 1)
+    huge = tiny.model(tiny.convert(folder, tmp_path / "cache"))
+    wide = tiny.runner(huge, Solo(), pages=8)
+    assert wide.tokens.shape == (8, 33)
+    assert wide.table.shape == (8, 8)
+    wide.warm_up(16)
+    assert alone(wide, PROMPT, 22) == alone(runner, PROMPT, 22)  # to the last place of the last page
+    least = tiny.runner(huge, Solo(), pages=1, page_size=1)
+    least.warm_up(16)
+    assert alone(least, [5], 1) == alone(runner, [5], 1)
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [

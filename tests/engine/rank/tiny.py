@@ -13,7 +13,7 @@ import torch
 from closeranks.engine.rank.collectives import Group, Solo
 from closeranks.engine.rank.convert import Converted, prepare
 from closeranks.engine.rank.kernels import Kernels, choose
-from closeranks.engine.rank.models.config import from_hf
+from closeranks.engine.rank.models.hf import from_hf
 from closeranks.engine.rank.models.llama import Llama
 from closeranks.engine.rank.models.names import expected
 from closeranks.engine.rank.models.shard import Shard

@@ -11,6 +11,7 @@ whole or absent: it is made beside and renamed. Engines and ranks that start tog
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -30,7 +31,7 @@ from .models.names import ROPE, expected
 from .sources import Source
 from .tensorfile import TensorFile, TensorWriter, from_float32, raw
 
-VERSION = 2
+VERSION = 3
 """Raised when converted folders change meaning; older ones are then made anew."""
 
 STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -116,14 +117,25 @@ def prepare(model_path: str, cache_dir: str = "", dtype: str = "float32", note: 
     cache = Path(cache_dir).expanduser() if cache_dir else default_cache()
     target = cache / cache_key(source, dtype)
     if not target.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with lock(target.with_suffix(".lock"), note):
-            if not target.exists():
-                convert(source, target, dtype, note)
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            with lock(target.with_suffix(".lock"), note):
+                if not target.exists():
+                    convert(source, target, dtype, note)
+        except OSError as error:
+            raise unusable(cache, source, error) from error
     try:
         return opened(target)
     except (ValueError, OSError) as error:
         raise ValueError(f"the converted model in {target} is damaged, remove that folder: {error}") from error
+
+
+def unusable(cache: Path, source: Path, error: OSError) -> OSError:
+    """The error as it was where it is about the source, else with the folder that cannot be written to."""
+    if error.filename is not None and Path(os.fsdecode(error.filename)).is_relative_to(source):
+        return error
+    why = error.strerror or str(error)
+    return OSError(error.errno or errno.EIO, f"the cache folder {cache} takes no converted model: {why} (--cache-dir)")
 
 
 def opened(path: Path) -> Converted:
@@ -178,12 +190,15 @@ def convert(path: Path, target: Path, dtype: str, note: Note = to_stderr) -> Non
     source = open_source(path)
     if source.unknown:
         raise UnsupportedModel(f"{path}: tensors of another architecture: {', '.join(source.unknown[:5])}, ...")
+    for warning in source.warnings:
+        note(f"warning: {warning}")
     part.mkdir()
     try:
         weights = write_weights(source, part, dtype, note)
         write_json(part / "model.json", source.config)
         note("converting the tokenizer")
         source.write_tokenizer(part)
+        check_tokenizer(part / "tokenizer.json", path, source.config.vocab, note)
         write_for_readers(source, path, part)
         tokenizer = hashlib.blake2b((part / "tokenizer.json").read_bytes(), digest_size=16).hexdigest()
         manifest = Manifest(version=VERSION, dtype=dtype, weights=weights, tokenizer=tokenizer)
@@ -192,6 +207,24 @@ def convert(path: Path, target: Path, dtype: str, note: Note = to_stderr) -> Non
     finally:
         shutil.rmtree(part, ignore_errors=True)
     note(f"converted {path.name}")
+
+
+def check_tokenizer(file: Path, source: Path, vocab: int, note: Note) -> None:
+    """Whether it is one, and a word if it has tokens that the model has no row for (a pad token of a fine-tune)."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokens = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+    except Exception as error:  # the library knows no other kind
+        raise ValueError(f"{source}: its tokenizer.json is no tokenizer: {error}") from error
+    beyond = sorted((number, token) for token, number in tokens.items() if number >= vocab)
+    if beyond:
+        number, token = beyond[0]
+        count = f"{len(beyond)} token{'s' * (len(beyond) > 1)}"
+        note(
+            f"warning: {source}: its tokenizer has {count} outside of the model's vocabulary of {vocab}, "
+            f"the first is {token!r} ({number}): no prompt can hold them"
+        )
 
 
 def write_json(path: Path, value: Any) -> None:

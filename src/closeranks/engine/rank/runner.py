@@ -77,7 +77,8 @@ class Runner:
         """`tokenizer`: tokenizer.json, needed for grammars only."""
         self.model, self.pool, self.group = model, pool, group
         self.grammars = None if tokenizer is None else Grammars(tokenizer, model.config.vocab)
-        self.context = model.config.context_length
+        # No sequence is longer than all pages together, whatever the model could take: the tables below end there.
+        self.context = min(model.config.context_length, pool.num_pages * pool.page_size)
         self.ahead = model.device.type == "cuda"
         """Whether `launch` returns while the device still works."""
         self.slots: list[Slot | None] = [None] * max_running
@@ -96,10 +97,10 @@ class Runner:
 
     def warm_up(self, chunk: int) -> None:
         """Run a chunk and a decode row on page 0, so that no request pays for first calls. All ranks together."""
-        count = min(chunk, self.context - 1, self.pool.page_size)
+        count = max(1, min(chunk, self.context - 1, self.pool.page_size))
         begin = Begin(sampling=Sampling(), tokens=[0] * count, prompt_length=count, pages=[0])
         self.run(Step(0, 0, rows=[Row(0, 0, count, sample=True, begin=begin)]))
-        if count < self.pool.page_size:
+        if count < min(self.context, self.pool.page_size):
             self.run(Step(0, 0, rows=[Row(0, count, 1, sample=True)]))
         self.slots[0] = None
         self.pool.tensor[0] = 0

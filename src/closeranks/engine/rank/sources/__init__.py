@@ -4,10 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ..models.config import ModelConfig
+from ..models.hf import shown
 
 
 @dataclass(frozen=True)
@@ -24,3 +26,23 @@ class Source:
     """Writes `tokenizer.json` into a folder."""
     chat_template: str
     """Empty: the model has none."""
+    warnings: tuple[str, ...] = ()
+    """What was left out of the source, for the operator."""
+
+
+def known_ids(config: ModelConfig, where: str) -> tuple[ModelConfig, tuple[str, ...]]:
+    """(config without special tokens that its vocabulary lacks, warnings that say so).
+
+    No such token can be sampled, and a grammar cannot be told to end with it.
+    """
+    said = []
+    eos = tuple(i for i in config.eos_token_ids if 0 <= i < config.vocab)
+    strange = ", ".join(shown(i) for i in config.eos_token_ids if i not in eos)
+    if strange:
+        left = "" if eos else "; no other is named, so answers may end by max_tokens and stop strings only"
+        said.append(f"{where}: eos_token_id {strange} is outside of the vocabulary of {config.vocab}, left out{left}")
+    bos = config.bos_token_id
+    if bos != -1 and not 0 <= bos < config.vocab:
+        said.append(f"{where}: bos_token_id {shown(bos)} is outside of the vocabulary of {config.vocab}, left out")
+        bos = -1
+    return msgspec.structs.replace(config, eos_token_ids=eos, bos_token_id=bos), tuple(said)

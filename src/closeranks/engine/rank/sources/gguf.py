@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..models.config import ModelConfig, UnsupportedModel, inverse_frequencies
+from ..models.config import ModelConfig, UnsupportedModel
+from ..models.hf import Fields, inverse_frequencies
 from ..models.names import HEAD, expected, gguf_name
-from . import Source
+from . import Source, known_ids
 from .folder import save_tokenizer
 
 
@@ -30,7 +31,8 @@ def open_gguf(path: Path) -> Source:
     if architecture not in ("llama", "qwen2"):
         raise UnsupportedModel(f"GGUF architecture {architecture!r}")
     config, rope = read_config(architecture, meta, set(tensors))
-    inv_freq = inverse_frequencies(config.head_dim, rope.pop("theta"), rope)
+    config, warnings = known_ids(config, str(path))
+    inv_freq = inverse_frequencies(config.head_dim, Fields(rope, f"{path}: rope"))
     if "rope_freqs.weight" in tensors:  # llama3 scaling, as factors
         factors = np.asarray(tensors["rope_freqs.weight"].data, np.float32)
         inv_freq = [float(np.float32(f) / x) for f, x in zip(inv_freq, factors, strict=True)]
@@ -53,6 +55,7 @@ def open_gguf(path: Path) -> Source:
         unknown=sorted(set(tensors) - known),
         write_tokenizer=lambda target: save_tokenizer(target, str(path.parent), gguf_file=path.name),
         chat_template=str(meta("tokenizer.chat_template", "")),
+        warnings=warnings,
     )
 
 
@@ -63,7 +66,7 @@ def unpermuted(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.fl
 
 
 def read_config(architecture: str, meta: Any, tensors: set[str]) -> tuple[ModelConfig, dict[str, Any]]:
-    """(config, rope parameters with `theta`) from GGUF metadata."""
+    """(config, rope parameters) from GGUF metadata."""
 
     def need(key: str) -> Any:
         value = meta(f"{architecture}.{key}")
@@ -83,12 +86,12 @@ def read_config(architecture: str, meta: Any, tensors: set[str]) -> tuple[ModelC
     head_dim = int(meta(f"{architecture}.attention.key_length", hidden // heads))
     if meta(f"{architecture}.rope.dimension_count", head_dim) != head_dim:
         raise UnsupportedModel("rope over a part of the head")
-    rope: dict[str, Any] = {"theta": float(meta(f"{architecture}.rope.freq_base", 10000.0))}
+    rope = {"rope_type": "default", "rope_theta": meta(f"{architecture}.rope.freq_base", 10000.0)}
     scaling = meta(f"{architecture}.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
         raise UnsupportedModel(f"rope scaling {scaling!r}")
     if scaling == "linear":
-        rope |= {"rope_type": "linear", "factor": float(need("rope.scaling.factor"))}
+        rope |= {"rope_type": "linear", "factor": need("rope.scaling.factor")}
     context = int(need("context_length"))
     window = meta(f"{architecture}.attention.sliding_window")
     bos, eos = meta("tokenizer.ggml.bos_token_id"), meta("tokenizer.ggml.eos_token_id")
@@ -108,8 +111,8 @@ def read_config(architecture: str, meta: Any, tensors: set[str]) -> tuple[ModelC
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
-        bos_token="" if bos is None else str(tokens[bos]),
-        eos_token="" if eos is None else str(tokens[eos]),
+        bos_token=str(tokens[bos]) if bos is not None and 0 <= bos < len(tokens) else "",
+        eos_token=str(tokens[eos]) if eos is not None and 0 <= eos < len(tokens) else "",
         bos_token_id=-1 if bos is None else int(bos),
         eos_token_ids=tuple(ends),
     ), rope
