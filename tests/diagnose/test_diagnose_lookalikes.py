@@ -8,7 +8,7 @@ certain and wrong.
 import pytest
 
 from closeranks.diagnose.judge import diagnose_texts
-from tests.diagnose.variants import BUSY, HEAD, LOOP, LOOP_DECODE, LOOP_PREFILL, PD, REDUCE, decode, dump
+from tests.diagnose.variants import BUSY, HEAD, LOOP, LOOP_DECODE, LOOP_PREFILL, PD, REDUCE, decode, dump, nccl
 
 V = "VLLM::Worker_TP"
 S = "sglang::scheduler_TP"
@@ -660,6 +660,34 @@ LEFT = "".join(dump(S + str(i), FORWARD + LOOP_DECODE, pid=30 + i) for i in rang
 # A rank whose interpreter shuts down after an error is no rank that merely stays away from a collective.
 C.append(("left-after-an-error", [("s.txt", LEFT), ("engine.log", RAISED)], ("CRASH_LOOKS_LIKE_HANG",)))
 
+FAR = [("w.log", "".join(nccl(r, 512, "ALLGATHER") for r in range(7)) + nccl(7, 77, "BROADCAST"))]
+C.append(("seven-agree-and-one-timed-out-elsewhere", FAR, ("UNDETERMINED", "MISSING_PARTICIPANT*", "DESYNC_DIFFERENT_COLLECTIVE*")))  # fmt: skip
+FAR = [("w.log", "".join(nccl(r, 512, "ALLGATHER") for r in range(7)) + nccl(7, 511, "ALLGATHER"))]
+C.append(("seven-agree-and-one-is-an-operation-behind", FAR, ("UNDETERMINED", "MISSING_PARTICIPANT*", "DESYNC_SAME_OP_SHAPE_OR_SEQ*")))  # fmt: skip
+ALIKE = "".join(nccl(r, 512, "ALLGATHER") for r in range(4)) + "".join(nccl(r, 77, "ALLREDUCE") for r in range(4, 8))
+C.append(("two-groups-that-agree-each", [("w.log", ALIKE)], ("SYMMETRIC_WAIT*", "UNDETERMINED")))
+
+PREFILL = "[2026-10-03 05:{:02}:07{}] Prefill batch, #new-seq: 1, #new-token: {}, #cached-token: 0, token usage: 0.1{}, #running-req: {}, #queue-req: 2{}\n"
+
+
+def chunks(n: int, rank: str = " TP0", running: int = 0, more: str = "") -> str:
+    return "".join(PREFILL.format(i, rank, 8192, i % 10, running, more) for i in range(n))
+
+
+UNWELL = "[2026-10-03 05:{:02}:50] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 05:00:30. last_heartbeat time: 05:00:07\n"
+C.append(("a-prompt-that-is-taken-in-for-minutes", [("s.log", chunks(7))], ("NOT_HUNG_SLOW_OR_CAPACITY*",)))
+C.append(
+    (
+        "a-prompt-that-is-taken-in-while-probes-fail",
+        [("s.log", "".join(c + "\n" + UNWELL.format(i) for i, c in enumerate(chunks(7).split("\n")[:-1])))],
+        ("NOT_HUNG_SLOW_OR_CAPACITY*", "HEALTHY_WATCHDOG_FALSE_POSITIVE*"),
+    )
+)
+C.append(("prefill-goes-on-and-what-runs-makes-no-token", [("s.log", decode("04:59:00") + chunks(7, running=5))], ("UNDETERMINED",)))  # fmt: skip
+C.append(("prefill-of-a-pair-goes-on", [("s.log", chunks(7, more=", #inflight-req: 0"))], ("UNDETERMINED",)))
+C.append(("prefill-of-a-pair-goes-on-by-its-name", [("prefill/s.log", chunks(7))], ("UNDETERMINED",)))
+C.append(("two-chunks-and-silence", [("s.log", chunks(2) + UNWELL.format(30))], ("UNDETERMINED",)))
+
 
 @pytest.mark.parametrize(("name", "evidence", "allowed"), C, ids=[c[0] for c in C])
 def test_look_alike(name: str, evidence: list[tuple[str, str]], allowed: tuple[str, ...]) -> None:
@@ -677,3 +705,35 @@ def test_what_prefill_takes_in_says_nothing_of_decode() -> None:
         for n, count in ((1, 4096.0), (2, 9216.0))
     ]
     assert diagnose_texts(scrapes).main.cls == "UNDETERMINED"
+
+
+def test_a_rank_that_timed_out_elsewhere_is_named() -> None:
+    found = diagnose_texts([("w.log", "".join(nccl(r, 512, "ALLGATHER") for r in range(7)) + nccl(7, 77, "BROADCAST"))])
+    assert found.main.missing == ["rank 7"]
+    assert "rank 7 in broadcast #77" in found.main.summary
+    assert not any("no desync" in f.summary for f in found.findings)
+
+
+GDB = """Thread 1 (Thread 0x7f62c114b740 (LWP 2100) "python3"):
+#0  __futex_abstimed_wait_common64 () at ./nptl/futex-internal.c:57
+#1  std::future<void>::get() ()
+#2  tensorrt_llm::batch_manager::CacheTransceiver::checkGenTransferStatus(std::optional<int> const&) () from libtensorrt_llm.so
+"""
+SENDER = "[04/02/2026-08:20:20] [TRT-LLM] [E] Exception in CacheSender: [TensorRT-LLM][ERROR] Assertion failed: Couldn't find the requested block in the reuse tree (/x/kvCacheUtils.h:84)\n"
+ITER = "[04/02/2026-{}] [TRT-LLM] [I] iter = 900, global_rank = 0, rank = 0, num_scheduled_requests: 3\n"
+
+
+def test_a_wait_for_a_transfer_says_only_what_is_in_evidence() -> None:
+    """What its sender did, and what would help, is said only where a line of it shows that."""
+    alone = diagnose_texts([("gdb.txt", GDB)]).main
+    assert (alone.cls, alone.certainty, alone.rule) == ("KV_TRANSFER", "likely", "waits_for_transfer")
+    assert alone.mechanism.startswith("undetermined")
+    assert not alone.workaround
+    logged = diagnose_texts([("ctx.log", SENDER)]).main
+    assert (logged.rule, logged.certainty) == ("sender_died", "likely")
+    assert "wait" not in logged.summary
+    both = diagnose_texts([("ctx.log", SENDER + ITER.format("08:20:21")), ("gdb.txt", GDB)]).main
+    assert (both.rule, both.certainty) == ("sender_died", "shown")
+    later = diagnose_texts([("ctx.log", SENDER), ("gen.log", ITER.format("11:40:00")), ("gdb.txt", GDB)])
+    assert (later.main.rule, later.main.certainty) == ("waits_for_transfer", "likely")
+    assert not any("12542" in k.id for f in later.findings for k in f.known_issues)

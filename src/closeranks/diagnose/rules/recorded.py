@@ -1,13 +1,13 @@
 # ruff: noqa: E501 - sentences stay in one piece, so that a search finds them
 """Recorders and watchdogs whose ranks agree, lag, or speak of point-to-point operations only."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
-from closeranks.diagnose.facts import Collective, GroupStatus
+from closeranks.diagnose.facts import Collective, Fact, GroupStatus
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import finding
 from closeranks.diagnose.scene import Scene
-from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
+from closeranks.diagnose.verdict import LIKELY, SHOWN, UNDETERMINED, Finding
 
 
 @rule(
@@ -62,7 +62,7 @@ _OWN_SIZES = ("alltoall", "alltoallv", "gather", "scatter")  # operations to whi
 
 @rule(
     61,
-    "SYMMETRIC_WAIT MISSING_PARTICIPANT NETWORK_OR_TRANSPORT",
+    "SYMMETRIC_WAIT MISSING_PARTICIPANT NETWORK_OR_TRANSPORT UNDETERMINED",
     "watchdogs agree on group, sequence number, operation and size",
 )
 def watchdogs_agree(scene: Scene) -> Finding | None:
@@ -82,6 +82,8 @@ def watchdogs_agree(scene: Scene) -> Finding | None:
     size_words = "" if op in _OWN_SIZES else ", same size"
     where = f"{op} #{seq}{f' of group {group}' if group else ''}"
     evidence = [*list(ranks.values())[:5], *scene.group_status[:2]]
+    if alone := _alone(scene, group, ranks):
+        return _one_elsewhere(ranks, alone, where, group, evidence)
     if silent and len(silent) * 2 < size:
         return finding(
             "MISSING_PARTICIPANT",
@@ -122,6 +124,45 @@ def watchdogs_agree(scene: Scene) -> Finding | None:
             "nvidia-smi utilisation and power per GPU",
             "ncclras twice",
             "NCCL WARN lines and link counters at that time",
+        ],
+    )
+
+
+def _alone(scene: Scene, group: str, ranks: dict[int, Collective]) -> dict[int, Collective]:
+    """Ranks that timed out in something else, each by itself, and that no line puts into another group: several that
+    agree among themselves look like a group of their own."""
+    others: dict[int, Collective] = {}
+    for c in scene.collectives:
+        rank = c.who.rank if c.who else None
+        if c.origin != "watchdog" or c.p2p or rank is None or rank in ranks:
+            continue
+        if not group or not c.group or c.group == group:
+            others.setdefault(rank, c)
+    met = Counter((c.seq, c.op) for c in others.values())
+    return {r: c for r, c in others.items() if met[c.seq, c.op] == 1}
+
+
+def _one_elsewhere(
+    ranks: dict[int, Collective], alone: dict[int, Collective], where: str, group: str, evidence: list[Fact]
+) -> Finding:
+    """Most ranks agree, and one or a few timed out elsewhere: those did not come, or were waiting in another group."""
+    one_group = bool(group) and all(c.group == group and not c.unsure for c in alone.values())
+    told = "; ".join(f"rank {r} in {c.op} #{c.seq}" for r, c in list(alone.items())[:8])
+    return finding(
+        "MISSING_PARTICIPANT" if one_group else "UNDETERMINED",
+        LIKELY if one_group else UNDETERMINED,
+        f"{len(ranks)} ranks time out in {where}, and elsewhere {told}.",
+        [*evidence[:4], *list(alone.values())[:4]],
+        ranks={f"rank {r}": where for r in list(ranks)[:63]}
+        | {f"rank {r}": f"{c.op} #{c.seq}" for r, c in list(alone.items())[:16]},
+        missing=[f"rank {r}" for r in list(alone)[:16]],
+        mechanism="a rank that waits in another operation does not come to this one"
+        if one_group
+        else "undetermined: a rank that skipped or repeated an operation, or one that waits in another group",
+        likely=[] if one_group else ["no line names the group of these time-outs"],
+        next_checks=[
+            "the lines under these that name the group (PG GUID), or a flight recorder of all ranks",
+            f"py-spy dump of rank {next(iter(alone))}",
         ],
     )
 

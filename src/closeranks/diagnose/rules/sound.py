@@ -14,6 +14,7 @@ from closeranks.diagnose.rules._make import (
     side_of,
 )
 from closeranks.diagnose.scene import RankView, Scene
+from closeranks.diagnose.scene.past import MINUTE
 from closeranks.diagnose.verdict import LIKELY, SHOWN, UNDETERMINED, Finding
 
 
@@ -203,4 +204,37 @@ def tokens_flow(scene: Scene) -> Finding | None:
         [*gen[-3:], *retracts[:2]],
         mechanism="load or a slow request, not a standstill",
         next_checks=["which request does not finish?", "two scrapes of the counters a minute apart"],
+    )
+
+
+_CHUNKS = 3  # batches of prefill that are no last sign of an engine that then stood
+
+
+@rule(73, "NOT_HUNG_SLOW_OR_CAPACITY", "prompts are taken in for minutes, and decode has nothing to do")
+def prefill_goes_on(scene: Scene) -> Finding | None:
+    """Of an engine that does both: what an engine takes in that only prefills says nothing of the one that decodes."""
+    lines = scene.batches
+    decoded = max((i for i, b in enumerate(lines) if b.kind != "prefill_batch"), default=-1)
+    last = lines[decoded + 1 :]
+    times = sorted({b.time for b in last if b.time is not None and (b.num("new_tokens") or 0) > 0})
+    if len(times) < _CHUNKS or times[-1] - times[0] < MINUTE or any(scene.role_of(b) for b in lines):
+        return None
+    if scene.flag("disaggregation-mode"):
+        return None
+    if any(b.num("running") != 0 for b in last) or scene.silence():
+        return None  # requests that run make no tokens meanwhile: that is not decided by what prefill does
+    if scene.stalls or scene.engines or scene.failed_dumps:
+        return None
+    failed = scene.events("health_failed", "probe_failed")
+    return finding(
+        "NOT_HUNG_SLOW_OR_CAPACITY",
+        LIKELY,
+        f"Prompts are taken in up to the last batch line ({len(last)} batches of prefill in {times[-1] - times[0]:.0f} s, {last[-1].num('queue') or 0:g} waiting): long prompts, chunk by chunk, and nothing to decode.",
+        [*last[:1], *last[-2:], *failed[-2:]],
+        mechanism="a long prompt is computed in chunks; others, and probes that generate, wait for it in line",
+        shown=[f"{len(times)} batches with new tokens"],
+        likely=["that these are chunks of few long prompts: the lines do not name requests"],
+        decoys=["no token comes out, and probes fail, while a prompt is taken in"] if failed else [],
+        next_checks=["does the first token of that request come?", "length of the prompts, size of a chunk"],
+        workaround="a limit on the length of prompts; a longer probe time-out",
     )

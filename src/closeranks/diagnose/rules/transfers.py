@@ -12,6 +12,7 @@ from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import WAITS, engine_name, finding, labels, places
 from closeranks.diagnose.rules.fetches import moved_after
 from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.scene.past import MINUTE
 from closeranks.diagnose.stacks import helper_threads, position
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
@@ -144,23 +145,53 @@ def kept_after_retraction(scene: Scene) -> Finding | None:
     )
 
 
-@rule(44, "KV_TRANSFER", "a cache sender failed, or an event loop waits in a transfer status call")
+@rule(44, "KV_TRANSFER", "a cache sender failed, and the other side waits in a transfer status call or may do so")
 def sender_died(scene: Scene) -> Finding | None:
-    errors = scene.events("cache_sender_error")
-    waits = [s for s in scene.stacks for t in s.threads if position(t).kind == "transfer_wait"]
-    if not errors and not waits:
+    errors = [e for e in scene.lasting(scene.events("cache_sender_error")) if not _worked_on(scene, e)]
+    if not errors:
         return None
+    waits = _asks_for_state(scene)
     return _transfer(
-        LIKELY if not (errors and waits) else SHOWN,
-        "A cache transfer failed on the context side and was swallowed; the generation side waits for it in its event loop."
-        if errors
-        else "The event loop waits in a transfer status call.",
+        SHOWN if waits and all(e.time is not None for e in errors) else LIKELY,
+        f"A cache transfer failed and was only logged ({len(errors)} lines)"
+        + ("; a thread waits in a transfer status call." if waits else "."),
         [*errors[:2], *waits[:2]],
-        mechanism="the sender's exception is logged and not passed on; the receiver blocks on a future that nobody will set",
         shown=[f"{e.src}: {e.says()}" for e in errors[:1]],
-        decoys=["the transport is up: the block was gone before it could be sent"] if errors else [],
+        likely=["that these two belong together: the receiver waits for what this sender did not send"]
+        if waits
+        else ["that the other side waits for this transfer: it is not in the evidence"],
         next_checks=["requests on the generation side that wait, against the context side's error lines"],
-        workaround="no block reuse on the context side",
+    )
+
+
+@rule(44, "KV_TRANSFER", "a thread waits in a transfer status call, and no transfer is known to have failed")
+def waits_for_transfer(scene: Scene) -> Finding | None:
+    waits = _asks_for_state(scene)
+    if not waits or any(not _worked_on(scene, e) for e in scene.events("cache_sender_error")):
+        return None
+    old = scene.events("cache_sender_error")[:1]
+    return _transfer(
+        LIKELY,
+        "The event loop waits in a transfer status call; which transfer, and why it does not end, is not in the evidence.",
+        [*waits[:4], *scene.events("hang_detected")[:1]],
+        mechanism="undetermined: the other side failed or never began, the transport, or a notification that was lost",
+        decoys=[f"{e.src}: {e.says()}, after which work went on" for e in old],
+        next_checks=[
+            "the other side's log and stacks at that time: an error in its sender, its queue of transfers",
+            "a second dump: the same call on the same ranks?",
+        ],
+    )
+
+
+def _asks_for_state(scene: Scene) -> list[Fact]:
+    return [s for s in scene.stacks for t in s.threads if position(t).kind == "transfer_wait"]
+
+
+def _worked_on(scene: Scene, e: Event) -> bool:
+    """Whether an engine scheduled requests a minute after `e` or later: nothing was waiting for it for good."""
+    return e.time is not None and any(
+        (i.num("scheduled") or 0) > 0 and i.time is not None and i.time > e.time + MINUTE
+        for i in scene.events("trt_iter")
     )
 
 
