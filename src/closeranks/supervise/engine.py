@@ -95,6 +95,8 @@ class Engine:
         self.children: list[child.Child] = []
         self.restarts = 0
         self.last_incident: Path | None = None
+        self.last_reason = ""
+        """Of the last fault, in one line."""
         self._python = python
         self._folder = folder
         self.plan = plan
@@ -145,7 +147,7 @@ class Engine:
                 self._set(State.GIVEN_UP)
                 await self._spares.end()
                 said = "cannot work as it is set up" if self._hopeless else "stopped after repeated faults"
-                log.error(f"engine {said}", engine=self.name, incidents=str(self.incidents))
+                log.error(f"engine {said}", engine=self.name, last=self.last_reason, incidents=str(self.incidents))
                 self.gave_up.set()
                 await self._stop.wait()
                 return
@@ -174,6 +176,7 @@ class Engine:
                 self._hopeless = fault.get("name") in HOPELESS and not self._was_ready
                 if fault:  # the leader knows better what ended its epoch than what was seen of its processes
                     reason = f"{fault.get('name')}: {fault.get('detail')} ({reason})"
+                self.last_reason = reason.partition("\n")[0]
                 self._set(State.RECOVERING)
                 log.error("engine fault", engine=self.name, epoch=self.epoch.number, reason=reason)
                 await self._keep_evidence(folder, reason, fault)

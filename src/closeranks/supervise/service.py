@@ -74,11 +74,7 @@ class Service:
             stop.cancel()
             dead.cancel()
             given_up = self._is_dead()
-            if given_up:
-                incidents = [str(engine.incidents) for engine in self.engines]
-                log.error("service ends: every engine has given up", incidents=incidents)
-            else:
-                log.info("service stops", drain_s=self._drain_s)
+            log.info("service stops", drain_s=0 if given_up else self._drain_s)
             if not self._stop.is_set():
                 self._signalled()
                 if given_up:  # there is nothing to drain for
@@ -90,7 +86,14 @@ class Service:
             await asyncio.gather(*engines, return_exceptions=True)
             show.cancel()
             self._show.now()
-        return 70 if self._is_dead() else 0
+        if not self._is_dead():
+            return 0
+        for engine in self.engines:
+            log.error(
+                "engine had given up", engine=engine.name, last=engine.last_reason, incidents=str(engine.incidents)
+            )
+        log.error("service ended: no engine was left", exit_code=70)
+        return 70
 
     def _is_dead(self) -> bool:
         return bool(self.engines) and all(e.state is State.GIVEN_UP for e in self.engines)
