@@ -90,6 +90,8 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, says: str) -> None:
 def test_a_bad_variable_is_named() -> None:
     with pytest.raises(_settings.SettingsError, match="CLOSERANKS_SHARE"):
         settle([], {"CLOSERANKS_SHARE": "half"})
+    with pytest.raises(_settings.SettingsError, match=r"CLOSERANKS_VERBOSE: .* \(one of true, false\)"):
+        settle([], {"CLOSERANKS_VERBOSE": "yes"})
 
 
 def test_a_setting_that_two_variables_give_is_refused() -> None:

@@ -199,6 +199,7 @@ def _convert(option: Option, value: Any, source: str, opposite: bool = False) ->
     try:
         found = msgspec.convert(value, option.type, strict=False)
     except msgspec.ValidationError as error:
+        choices = choices or (["true", "false"] if option.type is bool else [])
         said = f" (one of {', '.join(choices)})" if choices else ""
         raise SettingsError(f"{source}: {error}{said}") from error
     return not found if opposite else found
