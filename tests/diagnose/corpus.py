@@ -9,7 +9,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from tests.diagnose import variants
+from tests.diagnose import variants, variants_readers
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 Case = tuple[str, list[tuple[str, str]], str, bool, tuple[str, ...]]
@@ -43,7 +43,7 @@ def also_right() -> dict[str, tuple[list[str], list[str]]]:
 
 @cache
 def own() -> tuple[Case, ...]:
-    return tuple((*case, ()) for case in variants.cases())
+    return tuple((*case, ()) for case in [*variants.cases(), *variants_readers.cases()])
 
 
 def evidence_of(name: str) -> list[tuple[str, str]]:

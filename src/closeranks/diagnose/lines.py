@@ -23,6 +23,7 @@ _WRAPPERS = re.compile(
     | >\x20                                                                  # quoted in an issue
     )"""
 )
+_ORIGIN = re.compile(r"(?:\x1b\[[0-9;]*m)*(?:\[pod/([^/\]\s]{1,200})[^\]\s]*\] |([A-Za-z0-9][\w.-]{0,63})\s*\| )")
 _JSON_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "line", "event")
 _SGLANG = re.compile(
     r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?P<parts>(?: (?:[A-Z_]+\d+))*)\] ?(?P<msg>.*)", re.S
@@ -49,6 +50,7 @@ class Line:
     time: float | None
     who: Who | None
     own_prefix: bool  # the line starts a record: it carries a prefix of its own
+    origin: str = ""  # the pod or container that a collector names
     stamped: bool = False  # the clock is the collector's, which may be in another time zone
 
 
@@ -92,6 +94,14 @@ def _from_json(text: str, stamp: float | None) -> tuple[str, float | None]:
 
 def parse(raw: str, src: Src) -> Line:
     """The line behind `raw`."""
+    line = _parse(raw, src)
+    if "| " in raw[:100] or "[pod/" in raw[:100]:
+        m = _ORIGIN.match(raw)
+        line.origin = (m[1] or m[2]) if m else ""
+    return line
+
+
+def _parse(raw: str, src: Src) -> Line:
     text, stamp = unwrap(raw[:MAX_LINE])
     text = _ENDLESS.sub(r"\1", text)
     head = text.lstrip()

@@ -26,8 +26,8 @@ _SHAPES = tuple(
     (re.compile(rf"(?m)^{_KEPT}{shape}"), share)
     for shape, share in (
         (r"[^\t\n]{1,100}\t[^\t\n]{1,100}\t(?=\ufeff?\d{4}-\d\d-\d\dT)\ufeff?", 0.9),  # gh run view --log
-        (rf"\[{_DNS}(?: {_DNS})?\] ?(?=[^:]|$)", 0.9),  # kubetail
-        (rf"{_DNS}-[a-z0-9.-]{{1,60}} {_DNS}(?: |$)", 0.9),  # stern
+        (rf"\[(?P<pod>{_DNS})(?: {_DNS})?\] ?(?=[^:]|$)", 0.9),  # kubetail
+        (rf"(?P<pod>{_DNS}-[a-z0-9.-]{{1,60}}) {_DNS}(?: |$)", 0.9),  # stern
         (r"\[\d{1,9}\](?: |$)", 0.95),  # numbered
         (r"\d{1,5}:(?: |$)", 0.95),  # srun --label
         (r"\[\d+,\d+\]<std(?:out|err)>: ?", 0.9),  # mpirun --tag-output
@@ -51,13 +51,18 @@ def stripper(head: str) -> Callable[[bytes], bytes] | None:
     if pattern is None:
         return None
     found = re.compile(pattern.pattern.encode())
-    return lambda block: found.sub(rb"\g<keep>", block)
+    return lambda block: found.sub(_left(pattern).encode(), block)
 
 
 def strip(text: str) -> str:
     """`text` without such a wrapper: a log, or a table of one that was exported as CSV."""
     pattern = _agreed(text[:SAMPLE_CHARS])
-    return pattern.sub(r"\g<keep>", text) if pattern is not None else _from_csv(text)
+    return pattern.sub(_left(pattern), text) if pattern is not None else _from_csv(text)
+
+
+def _left(pattern: re.Pattern[str]) -> str:
+    """What stays of a prefix: the name of a pod, in the form in which kubectl gives it."""
+    return r"\g<keep>[pod/\g<pod>] " if "pod" in pattern.groupindex else r"\g<keep>"
 
 
 def _agreed(head: str) -> re.Pattern[str] | None:

@@ -1,6 +1,12 @@
 # ruff: noqa: E501 - sentences and expressions stay in one piece, so that a search finds them
 """DeepEP's barrier matrix: value 1024 in column t means that local peer t has not arrived; 0 arrived; < 0 a barrier ahead."""
 
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from closeranks.diagnose.facts import Event, Fact
+from closeranks.diagnose.lines import Line
 from closeranks.diagnose.readers._signatures import Sig, SignatureReader
 
 
@@ -16,6 +22,13 @@ class DeepEp(SignatureReader):
         Sig("deepep_host_timeout", "DeepEP error: timeout", r"timeout \((?P<where>[\w ]+)\)"),
         Sig("deepep_host_timeout", "DeepEP error: CPU recv timeout", r"(?=.)"),
     )  # fmt: skip
+
+    def line(self, line: Line) -> Iterable[Fact]:
+        """Events of the line; cells say which pod's, where a collector names it: indices are local to a node."""
+        for fact in super().line(line):
+            if isinstance(fact, Event) and fact.kind == "deepep_cell" and line.origin:
+                fact = replace(fact, data={**fact.data, "node": line.origin})
+            yield fact
 
 
 LINE_READERS = (DeepEp,)

@@ -96,17 +96,22 @@ class Ps:
     NAME = "ps"
     ABOUT = "ps listings: engine processes, their state and CPU; command lines are recognised, never kept"
     TOKENS = ("PID", "sglang::", "VLLM::", "<defunct>", "launch_server", "vllm serve", "trtllm", "sglang_")
+    _DEBUGGER = re.compile(r"(?:^|/)(gdb|lldb|cuda-gdb)\b.*\s(?:-p|--pid|attach)[ =]?(\d{1,9})\b")
+    _CHILD = re.compile(r"spawn_main|multiprocessing\.(?:spawn|forkserver)|multiprocessing-fork")
 
     def __init__(self) -> None:
         self.open = False
         self.columns: list[str] = []
+        self.at: Line | None = None
+        self.seen = {"_rows": 0, "_foreign": 0, "_children": 0}
 
     def line(self, line: Line) -> Iterable[Fact]:
         """The header names the columns; without one, the usual orders are tried."""
         words = line.text.split()
         if "PID" in words and ("COMMAND" in words or "CMD" in words or "ARGS" in words):
-            self.columns, self.open = words, True
-            yield Event(src=line.src, kind="ps_listing")
+            yield from self.end()
+            self.columns, self.open, self.at = words, True, line
+            self.seen = dict.fromkeys(self.seen, 0)
             return
         if not self.columns:
             return
@@ -114,14 +119,19 @@ class Ps:
             return
         at = next((i for i, c in enumerate(self.columns) if c in ("COMMAND", "CMD", "ARGS")), len(self.columns) - 1)
         if len(words) <= at or line.own_prefix:
-            self.open = False
+            yield from self.end()
             return
         by = dict(zip(self.columns, words, strict=False))
         if not by.get("PID", "").isdecimal():
-            self.open = False
+            yield from self.end()
             return
         command = " ".join(words[at:])
         who = names.from_title(command)
+        self.seen["_rows"] += 1
+        self.seen["_foreign"] += who is None and not re.search(r"(?i)vllm|sglang|\bps\b|grep", command)
+        self.seen["_children"] += self._CHILD.search(command) is not None
+        if m := self._DEBUGGER.search(command):
+            yield Event(src=line.src, kind="debugger", data={"tool": m[1], "pid": int(m[2])})
         state = by.get("STAT", by.get("S", "?"))
         if not re.fullmatch(r"[A-Za-z<>+?]{1,6}", state):
             state = "?"
@@ -131,9 +141,12 @@ class Ps:
         yield Process(src=line.src, who=who, pid=int(by["PID"][:12]), state=state, cpu=_number(cpu) if cpu else None)
 
     def end(self) -> Iterable[Fact]:
-        """Nothing waits."""
+        """The listing, with what it holds beside an engine's own rows."""
         self.open = False
-        return ()
+        if self.at is not None:
+            data: dict[str, Value] = dict(self.seen)
+            yield Event(src=self.at.src, kind="ps_listing", data=data)
+        self.at = None
 
 
 class Proc:

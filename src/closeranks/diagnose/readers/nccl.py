@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator
 
+from msgspec.structs import replace
+
 from closeranks.diagnose.facts import Collective, Event, Fact, Frame, GroupStatus, Value, Who
 from closeranks.diagnose.lines import Line
 from closeranks.diagnose.readers._signatures import Sig, SignatureReader
@@ -233,7 +235,14 @@ class NcclLog(SignatureReader):
         Sig("acs_redirect", "ACSCtl", r"ACSCtl:.*ReqRedir\+"),
         Sig("acs_off", "ACSCtl", r"ACSCtl:.*ReqRedir-"),
         Sig("xid", "NVRM: Xid", r"Xid .*?: (?P<xid>\d+)"),
+        Sig("xid", "fallen off the bus", r"NVRM: +(?:.*\S )?fallen off the bus"),
     )  # fmt: skip
+
+    def line(self, line: Line) -> Iterable[Fact]:
+        """Events of the line. The driver tells of a GPU that is gone also without its number, which is 79."""
+        for fact in super().line(line):
+            bare = isinstance(fact, Event) and fact.kind == "xid" and fact.get("xid") is None
+            yield replace(fact, data={"xid": 79}) if bare else fact
 
 
 class FrTrace:

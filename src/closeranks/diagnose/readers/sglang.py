@@ -212,6 +212,8 @@ class Sglang(SignatureReader):
         Sig("retract", "Decode out of memory happened", r"#retracted_reqs: (?P<n>\d+)"),
         Sig("retract", "KV cache pool is full", r"(?:.*?#retracted_reqs: (?P<n>\d+))?"),
         Sig("rank_exception", "Scheduler hit an exception", r"(?=.)", whole=True),
+        Sig("helper_exception", "Manager hit an exception", r"(?P<part>Detokenizer|Tokenizer)Manager hit an exception"),
+        Sig("helper_exception", "DataParallelController hit an exception", r"(?P<part>DataParallelController)"),
         Sig("child_crashed", "crashed with exit code", r"Subprocess (?P<part>\w+?)(?:_(?P<index>\d+))? \(pid=(?P<pid>\d+)\) crashed with exit code (?P<code>-?\d+)"),
         Sig("child_crashed", "Rank 0 scheduler is dead", r"(?=.)"),
         Sig("child_crashed", "scheduler is dead. Please check", r"(?:.*?Rank (?P<index>\d+) scheduler)?"),

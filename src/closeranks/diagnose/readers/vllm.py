@@ -86,6 +86,8 @@ class Vllm(SignatureReader):
         Sig("waits_for_pages", "WAITING_FOR_REMOTE_KVS", r"(?=.)"),
         Sig("asked", "max_tokens=", r"max_tokens=(?P<most>\d+).*?prompt_token_ids_len=(?P<tokens>\d+)"),
         Sig("core_wait", "core engine proc(s) to start", r"Waiting for (?P<n>\d+) (?:local, \d+ remote )?core engine proc"),
+        Sig("cluster_wait", "Waiting for creating a placement group", r"for (?P<seconds>\d+) seconds"),
+        Sig("leader_ping", "ActiveMessageLeader: Ping timed out", r"(?=.)"),
         Sig("started", "Application startup complete", r"(?=.)"),
         Sig("start_step", "Loading weights took", r"(?P<step>Loading weights took)"),
         Sig("start_step", "Graph capturing finished", r"(?P<step>Graph capturing finished)"),

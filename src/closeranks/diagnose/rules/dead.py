@@ -84,18 +84,58 @@ def processes_gone(scene: Scene) -> Finding | None:
     if stopped:
         engines = sorted({scene.engine_of(p.pid) for p in stopped} - {""})
         own = [scene.only(e) for e in scene.engines if e.name in engines] or [scene]
+        held = [e for p in stopped for e in _held_by(scene, p.pid)]
+        traced = bool(held) and all(p.state[:1] == "t" for p in stopped)  # perhaps for the capture only
+        how = (
+            f"held by a debugger ({held[0].get('tool')} -p {held[0].get('pid')})"
+            if held
+            else "signalled, traced or frozen"
+        )
         return finding(
             "MISSING_PARTICIPANT",
-            LIKELY if any(s.live for s in own) else SHOWN,
-            f"{labels_of(stopped)}{f' of {engines[0]}' if len(engines) == 1 else ''} is stopped (state T): signalled, traced or frozen; its peers wait for it.",
-            [*stopped],
+            LIKELY if traced or any(s.live for s in own) else SHOWN,
+            f"{labels_of(stopped)}{f' of {engines[0]}' if len(engines) == 1 else ''} is stopped (state {'t' if traced else 'T'}): {how}; its peers wait for it.",
+            [*stopped, *held[:1]],
+            trigger=f"{held[0].get('tool')} was attached and left there" if held else "",
+            likely=["that it was attached before the stop, and not to look into it"] if traced else [],
             engine=engines[0] if len(engines) == 1 else "",
             ranks=places(r for g in scene.engines if g.name in engines or not engines for r in g.ranks.values()),
             missing=list(dict.fromkeys(p.who.label for p in stopped if p.who)),
             mechanism="a stopped process takes part in nothing",
             next_checks=["who stopped it: a debugger, SIGSTOP, a cgroup freezer? SIGCONT lets it go on"],
         )
-    return _not_listed(scene)
+    return _core_not_listed(scene, ok) or _not_listed(scene)
+
+
+def _core_not_listed(scene: Scene, ok: list[Event]) -> Finding | None:
+    """vLLM's API process without its engine core in a list that shows other processes, too: it was not cut by a filter.
+
+    Without titles the core is a child of multiprocessing, or a second line like the API's; then nothing is known.
+    """
+    api = [p for p in scene.processes if p.who and p.who.kind == "api" and p.who.family == "vllm"]
+    parts = [p for p in scene.processes if p.who and (p.who.kind == "engine_core" or p.who.is_rank)]
+    lists = [e for e in scene.events("ps_listing") if any(p.src.file == e.src.file for p in api)]
+    if len({p.pid for p in api}) != 1 or parts or not lists or not ok or scene.engines:
+        return None
+    if not all(e.get("_foreign") and not e.get("_children") for e in lists):
+        return None
+    running = scene.requests[0]
+    if not running or scene.live or not scene.batches or scene.batches[-1].num("gen"):
+        return None
+    return finding(
+        "HEALTH_FALSE_OK_ENGINE_DEAD",
+        LIKELY,
+        f"The process list has vLLM's API process and no engine core; the API answered 200 on {ok[-1].get('path')}, and nothing is computed for {running:g} requests.",
+        [*lists[:1], *api[:1], *scene.batches[-2:], *ok[-2:]],
+        mechanism="the API process outlives its engine; its endpoints do not ask the engine",
+        likely=["a list that was filtered, or of another container, lacks the core as well"],
+        next_checks=[
+            "the whole process list of that container",
+            "dmesg and the core's own last lines",
+            "a real completion",
+        ],
+        workaround="probe with a real completion instead of /health; restart",
+    )
 
 
 def _dead_behind_the_port(scene: Scene, dead: list[Process], ok: list[Event]) -> Finding:
@@ -135,7 +175,13 @@ def _not_listed(scene: Scene) -> Finding | None:
 def stays_stopped(scene: Scene, pid: int | None) -> bool:
     """Whether every reading finds this process stopped. One that is only traced (t) may just be read by a py-spy."""
     states = [p.state[:1] for p in scene.processes if p.pid == pid]
-    return bool(states) and all(s in "Tt" and s for s in states) and ("T" in states or len(states) > 1)
+    held = "T" in states or len(states) > 1 or bool(_held_by(scene, pid))
+    return bool(states) and all(s in "Tt" and s for s in states) and held
+
+
+def _held_by(scene: Scene, pid: int | None) -> list[Event]:
+    """Debuggers that the process list shows attached to this process."""
+    return [e for e in scene.events("debugger") if e.get("pid") == pid]
 
 
 _KILLED = frozenset({-9, -15, 137, 143})  # SIGKILL and SIGTERM come from outside: the kernel, an operator, a supervisor
@@ -249,6 +295,62 @@ def _stands_already(scene: Scene, taken: list[Event]) -> bool:
     served = [b for b in scene.batches if b.src.file not in files]
     past = [r for e in scene.engines for r in e.ranks.values() if r.at.kind != "unknown" and r.at.site != "startup"]
     return bool(served) or bool(past)
+
+
+@rule(13, "CRASH_LOOKS_LIKE_HANG", "a helper process of SGLang raised, and the engine was not ended with it")
+def helper_raised(scene: Scene) -> Finding | None:
+    raised = scene.events("helper_exception")
+    if not raised:
+        return None
+    e = raised[-1]
+    over = [*scene.events("teardown", "started"), *(h for h in scene.events("http") if h.get("status") == 200)]
+    if any(o.src.file == e.src.file and o.src > e.src for o in over):
+        return None  # the launcher ended it, or what answers now is another life
+    part = {"Detokenizer": "detokenizer", "Tokenizer": "tokenizer"}.get(str(e.get("part")), "data-parallel controller")
+    refused = [h for h in scene.events("http", "health_failed") if h.get("status", 503) == 503 and h.src > e.src]
+    causes = [x for x in scene.events("exception") if x.src.file == e.src.file and x.src > e.src]
+    kind = causes[0].get("type") if causes else ""
+    return finding(
+        "CRASH_LOOKS_LIKE_HANG",
+        LIKELY,
+        f"The {part} process raised{f' {kind}' if kind else ''}, and the engine was not ended with it.",
+        [e, *causes[:2], *refused[:2]],
+        mechanism="every answer passes through that process; ranks and port stay, and probes fail for good",
+        missing=[part],
+        decoys=["503 looks like a start that goes on; it will not end"] if refused else [],
+        next_checks=["the traceback under this line", "the process list: is the helper gone?"],
+        workaround="a liveness probe that restarts after prolonged 503",
+    )
+
+
+@rule(
+    46, "CRASH_LOOKS_LIKE_HANG", "a container or process ended by a signal of its own fault, and nothing else is said"
+)
+def ended_by_own_signal(scene: Scene) -> Finding | None:
+    own = {
+        **{139: "SIGSEGV", 134: "SIGABRT", 135: "SIGBUS", 136: "SIGFPE", 132: "SIGILL"},
+        **{-11: "SIGSEGV", -6: "SIGABRT", -7: "SIGBUS", -8: "SIGFPE", -4: "SIGILL"},
+    }
+    ended = [e for e in scene.events("exit_code") if e.get("code") in own]
+    if not ended or scene.engines or scene.live:  # ranks that stand, or work, are of a life that goes on
+        return None
+    later = [f for f in [*scene.events("started"), *scene.batches] if f.src.file == ended[-1].src.file]
+    if any(f.src > ended[-1].src for f in later):
+        return None
+    name = own[int(ended[-1].get("code", 0))]
+    return finding(
+        "CRASH_LOOKS_LIKE_HANG",
+        LIKELY,
+        f"A process ended with code {ended[-1].get('code')}, that is {name}: a crash of native code, of which the log keeps nothing.",
+        [*ended[-2:], *scene.batches[-1:]],
+        mechanism="a crash in native code ends the process without a Python traceback; clients and peers see silence",
+        likely=["where it crashed is not in this evidence"],
+        next_checks=[
+            "dmesg (segfault at ...)",
+            "PYTHONFAULTHANDLER=1, or a core dump: which frame?",
+            "kubectl logs --previous",
+        ],
+    )
 
 
 @rule(12, "DEAD_PEER", "an executor or launcher reports that a worker died")

@@ -47,16 +47,37 @@ def _went_on(scene: Scene, e: Event) -> bool:
     return any(s.src.file == e.src.file and s.src > e.src and s.who in (None, e.who) for s in steps)
 
 
-def _column(scene: Scene) -> list[int]:
-    """DeepEP: local peers that are absent on every reporting rank."""
-    absent: Counter[int] = Counter()
-    reporting: set[int] = set()
+def _column(scene: Scene) -> list[str]:
+    """DeepEP: local peers that are absent on every reporting rank of their node, which is named where there are several."""
+    out = []
+    nodes = _nodes(scene)
+    for node, cells in nodes.items():
+        absent: Counter[int] = Counter()
+        reporting: set[int] = set()
+        for e in cells:
+            rank, peer, value = int(e.get("rank", -1)), int(e.get("peer", -1)), int(e.get("value", 0))
+            reporting.add(rank)
+            if value >= 1024 and peer != rank:
+                absent[peer] += 1
+        gone = sorted(p for p, n in absent.items() if reporting and n >= len(reporting))
+        out += [f"{p} of {node}" if len(nodes) > 1 else str(p) for p in gone]
+    return out
+
+
+def _nodes(scene: Scene) -> dict[str, list[Event]]:
+    """The matrix's cells by node, to which its indices are local: by pod, else by file where files contradict each other."""
+    pods: dict[str, list[Event]] = {}
     for e in scene.events("deepep_cell"):
-        rank, peer, value = int(e.get("rank", -1)), int(e.get("peer", -1)), int(e.get("value", 0))
-        reporting.add(rank)
-        if value >= 1024 and peer != rank:
-            absent[peer] += 1
-    return sorted(p for p, n in absent.items() if reporting and n >= len(reporting))
+        pods.setdefault(str(e.get("node", "")), []).append(e)
+    out: dict[str, list[Event]] = {}
+    for pod, cells in pods.items():
+        seen: dict[tuple[object, object], set[tuple[str, object]]] = {}
+        for e in cells:
+            seen.setdefault((e.get("rank"), e.get("peer")), set()).add((e.src.file, int(e.get("value", 0)) >= 1024))
+        apart = any(len({f for f, _ in told}) > 1 and len({v for _, v in told}) > 1 for told in seen.values())
+        for e in cells:
+            out.setdefault(e.src.file if apart else pod, []).append(e)
+    return out
 
 
 @rule(26, "MISSING_PARTICIPANT", "DeepEP's barrier matrix: a column of peers that have not arrived")
@@ -77,8 +98,9 @@ def deepep_column(scene: Scene) -> Finding | None:
             next_checks=["dump the ranks of that node"],
         )
     column = _column(scene)
+    several = len(_nodes(scene)) > 1
     reporting = sorted({int(e.get("rank", -1)) for e in cells})
-    alone = len(reporting) == 1 and len(column) > 1
+    alone = len(reporting) == 1 and len(column) > 1 and not several
     if not column:
         return None
     who = ", ".join(map(str, column))

@@ -20,7 +20,7 @@ def core_works_on_cpu(scene: Scene) -> Finding | None:
         busy = [r for r in ranks if r.who.kind in ("engine_core", "scheduler") and r.at.kind == "host_work"]
         grammar = next((w for r in ranks if (w := compiles_grammar(r.stacks[-1]))), "")
         rest = [r for r in ranks if r not in busy]
-        if not (busy or grammar) or scene.only(engine).live or scene.gen_after(None):
+        if not (busy or grammar) or scene.only(engine).live or _still_flows(scene):
             continue
         if not all(r.at.kind == "idle" or (r.at.op, r.at.site) == ("broadcast", "loop_head") for r in rest):
             continue
@@ -40,6 +40,21 @@ def core_works_on_cpu(scene: Scene) -> Finding | None:
             workaround="a simpler schema, or a limit on the time that a compilation may take" if grammar else "",
         )
     return None
+
+
+def _still_flows(scene: Scene) -> bool:
+    """Whether tokens flowed at the end, as far as logs tell: not if the same log complains of silence after the last."""
+    flows = scene.gen_after(None)
+    later = [
+        e
+        for e in [
+            *scene.events("health_failed", "watchdog"),
+            *(h for h in scene.events("http") if h.get("status") == 503),
+        ]
+        if any(e.src.file == b.src.file for b in flows)
+        and not any(b.src.file == e.src.file and b.src > e.src for b in flows)
+    ]
+    return bool(flows) and not later
 
 
 @rule(

@@ -62,3 +62,37 @@ def _moves(bars: list[Event]) -> bool:
     last = bars[-1]
     before = [b for b in bars[:-1] if b.get("work") == last.get("work") and b.get("total") == last.get("total")]
     return any((b.num("done") or 0) < (last.num("done") or 0) for b in before) and (last.num("percent") or 0) < 100
+
+
+_PATIENCE = 60.0  # seconds of asking again, from which on it counts as waiting
+
+
+@rule(65, "STARTUP", "a start that waits for GPUs of a cluster, or for workers that do not answer")
+def start_waits_for_others(scene: Scene) -> Finding | None:
+    asked = scene.events("cluster_wait")
+    pings = scene.events("leader_ping")
+    times = [e.time for e in pings if e.time is not None]
+    long = any((e.num("seconds") or 0) >= _PATIENCE for e in asked)
+    unanswered = len(pings) >= 10 or (bool(times) and max(times) - min(times) >= _PATIENCE)
+    if not (long or unanswered):
+        return None
+    last = (asked or pings)[-1]
+    if any(
+        f.src.file == last.src.file and f.src > last.src for f in [*scene.events("started", "kv_size"), *scene.batches]
+    ):
+        return None  # they came
+    return finding(
+        "STARTUP",
+        LIKELY,
+        f"The start waits for GPUs that Ray does not give ({last.get('seconds')} s so far); no engine runs yet."
+        if long
+        else f"A leader asks its workers to come up again and again ({len(pings)} times), and they do not answer.",
+        [*(asked if long else pings)[:1], last],
+        mechanism="the cluster has fewer free GPUs, or none on the host that is asked for, than the engine needs"
+        if long
+        else "the workers did not start, or listen elsewhere; the leader asks without an end",
+        decoys=["nothing failed: no line of this log will say more"],
+        next_checks=["ray status: GPUs free, and on which nodes; who holds the others?"]
+        if long
+        else ["the workers' own logs", "the address that the leader asks, and who listens there"],
+    )
