@@ -164,9 +164,30 @@ def test_the_engine_that_came_up_again_and_works_has_its_dead_thread_behind_it()
     prefill = "[2026-10-03 {} TP0] Prefill batch, #new-seq: 2, #new-token: 3000, #cached-token: 0, token usage: 0.2, #running-req: 0, #queue-req: 0, #unbootstrapped-req: 0, #inflight-req: 0\n"
     works = "".join(prefill.format(f"0{h}:00:00") for h in range(5, 9))
     up = "[2026-10-03 03:40:00] The server is fired up and ready to roll!\n"
-    for text in (THREAD + up + works, THREAD + works):
-        v = diagnose_texts([("prefill.log", text)])
-        assert all(f.certainty != "shown" for f in v.findings)
-        assert passed(v) == ["helper_thread_dead"]
+    again = diagnose_texts([("prefill.log", THREAD + up + works)])
+    assert passed(again) == ["helper_thread_dead"]
+    # Without a new start the thread is dead still, whatever prefill takes in; but then something reaches it.
+    still = diagnose_texts([("prefill.log", THREAD + works)])
+    assert (still.main.rule, still.main.certainty) == ("helper_thread_dead", "likely")
     now = diagnose_texts([("prefill.log", works + THREAD.replace("03:12", "09:12"))])
     assert now.main.certainty == "shown"
+
+
+def test_a_transfer_concerns_both_engines_of_a_pair() -> None:
+    """What one of them logged has passed when both went on; one line hours later is no step that was under way."""
+    error = "[2026-10-03 03:10:02 TP0] NIXL transfer encountered ERR room=951. Marking Failed.\n"
+    failed = ROOMS.split("\n")[1].replace("03:11", "03:15") + "\n"
+    taken = "[2026-10-03 {} TP0] Prefill batch, #new-seq: 2, #new-token: 3000, #cached-token: 0, token usage: 0.2, #running-req: 0, #queue-req: 0, #unbootstrapped-req: 0, #inflight-req: 0\n"
+    prefill = ("prefill.log", error + taken.format("03:10:04") + taken.format("10:40:00"))
+    both = [prefill, ("decode.log", failed + hours(more=PD) + STOPPED), ("decode_s.txt", HANG)]
+    assert diagnose_texts(both).main.cls == "SYMMETRIC_WAIT"
+    one = [prefill, ("decode.log", hours(0, 3, more=PD) + failed)]
+    v = diagnose_texts(one)
+    assert v.main.cls == "KV_TRANSFER"
+    assert not passed(v)
+
+
+def test_a_queue_of_a_loop_that_stopped_is_not_that_of_one_that_turns() -> None:
+    queued = hours(more=PD.replace("#prealloc-req: 0", "#prealloc-req: 2"))
+    assert diagnose_texts([("engine.log", queued)]).main.rule == "queue_stays"
+    assert diagnose_texts([("engine.log", queued + STOPPED), ("s.txt", HANG)]).main.cls == "SYMMETRIC_WAIT"

@@ -21,6 +21,7 @@ OF_REQUESTS = frozenset(
     """KV_TRANSFER REQUEST_LEAK ROUTER STALE_PEER NETWORK_OR_TRANSPORT IPC_OR_EXTERNAL_LOST
     FRONTEND_OR_CPU_BOUND""".split()  # noqa: SIM905
 )
+OF_PAIRS = frozenset({"KV_TRANSFER", "STALE_PEER", "ROUTER"})  # told by one engine, and the other may stand for it
 A_WHILE_S = 300.0
 LONG_S = 1800.0
 
@@ -55,6 +56,10 @@ def demoted(scene: Scene, f: Finding, cited: Cited) -> Finding:
     """The finding, after those of the present and without its certainty if all that it rests on has passed."""
     if f.cls in SOUND or f.cls == "NOT_HUNG_SLOW_OR_CAPACITY" or (seen := _sequel(scene, f, cited)) is None:
         return f
+    if f.cls in OF_PAIRS and not seen.reborn and seen.intake:
+        # What prefill takes in says nothing of decode.
+        words = f"prefill took in tokens for {_long(seen.span)} after it ({seen.last.src})"
+        return replace(f, certainty=LIKELY, likely=[*f.likely, words]) if f.certainty == SHOWN else f
     if f.cls in OF_REQUESTS and not seen.reborn and seen.span < LONG_S:
         return replace(f, stage=max(f.stage or 0, BEFORE_HEALTH)) if seen.span >= A_WHILE_S else f
     if seen.span < MINUTE:
@@ -97,7 +102,7 @@ def _sequel(scene: Scene, f: Finding, cited: Cited) -> Sequel | None:
     for key, fact in list(rests.items()):
         if isinstance(fact, Event) and fact.kind not in _SINGLE:
             rests[key] = max(scene.events(fact.kind), key=lambda x: (x.time or 0.0, x.src), default=fact)
-    found = [scene.sequel(fact) for fact in rests.values()]
+    found = [scene.sequel(fact, of_all=f.cls in OF_PAIRS) for fact in rests.values()]
     spans = [s for s in found if s is not None]
     return min(spans, key=lambda s: s.span) if spans and len(spans) == len(found) else None
 

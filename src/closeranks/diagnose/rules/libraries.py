@@ -297,7 +297,7 @@ def failed_link(scene: Scene) -> Finding | None:
     if not errors and not down:
         return None
     now = scene.lasting([*errors, *down])
-    errors, down = [e for e in errors if e in now], [e for e in down if e in now]
+    errors, down = [e for e in now if e.kind == "nccl_net_error"], [e for e in now if e.kind == "link_down"]
     e = sorted(now, key=lambda x: (x.time if x.time is not None else 0, x.src))[0]
     return finding(
         "NETWORK_OR_TRANSPORT",

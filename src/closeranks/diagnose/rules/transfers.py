@@ -252,7 +252,8 @@ def queue_stays(scene: Scene) -> Finding | None:
         times = [b.time for b in tail if b.time is not None]
         if len(times) < 2 or times[-1] - times[0] < 60:
             continue
-        if (tail[-1].num("usage") or 0) > 0.9 or scene.silence() or _seen_empty(scene, key):
+        stopped = [e for e in scene.stalls if e.src.file == tail[-1].src.file]
+        if (tail[-1].num("usage") or 0) > 0.9 or scene.silence() or stopped or _seen_empty(scene, key):
             continue
         return _transfer(
             LIKELY,

@@ -10,6 +10,7 @@ from closeranks.diagnose.facts import Event, Fact
 from closeranks.diagnose.scene.progress import GRACE_S, Progress
 
 FEW = 2  # lines of tokens that are no step which was under way
+STEP_S = 300.0  # so long after an event one line is enough: a step that was under way has ended
 UNCLOCKED = 3  # of them, where no clock tells for how long
 MINUTE = 60.0
 
@@ -21,6 +22,7 @@ class Sequel:
     last: Event
     span: float
     reborn: bool = False  # the engine had come up anew in between
+    intake: bool = False  # these are tokens that prefill took in, and no log of decode is in the bundle
 
 
 @dataclass
@@ -68,39 +70,39 @@ class _Log:
 class Past(Progress):
     """What followed the events of a bundle."""
 
-    def sequel(self, f: Fact) -> Sequel | None:
+    def sequel(self, f: Fact, of_all: bool = False) -> Sequel | None:
         """What shows that `f` did not stop any engine that it may concern; None if one of them may have stopped.
 
         It concerns the engine in whose log it stands; one from a file without tokens (the kernel's, NCCL's, a router's)
-        may concern each engine in the bundle.
+        may concern each engine in the bundle, and so does whatever is told by one engine of a pair of both (`of_all`).
         """
-        side = self.side(f)
+        side = "" if of_all else self.side(f)
         dp = f.who.dp if f.who else None  # other data-parallel ranks go on without it
         mine = {
             key: log
             for key, log in self._logs.items()
             if (not side or key[1] in ("", side)) and (None in (dp, key[2]) or dp == key[2])
         }
-        mine = {key: log for key, log in mine.items() if key[0] == f.src.file} or mine
+        if not of_all:
+            mine = {key: log for key, log in mine.items() if key[0] == f.src.file} or mine
         found: list[tuple[Event, float]] = []
         for key, log in mine.items():
             ends, made, idle = log.after(f)
             if idle or (not ends and self._goes_on_elsewhere(key)):
                 continue
-            if made < FEW:
+            if not made:
                 return None
             began = f.time if f.time is not None else ends[0].time
-            if began is not None and ends[1].time is not None:
-                found.append((ends[1], ends[1].time - began))
-            elif made >= UNCLOCKED:
-                found.append((ends[1], MINUTE))
-            else:
+            span = ends[1].time - began if began is not None and ends[1].time is not None else None
+            if made < (UNCLOCKED if span is None else FEW if span < STEP_S else 1):
                 return None
+            found.append((ends[1], MINUTE if span is None else span))
         if not found:
             return None
         last, span = min(found, key=lambda x: x[1])
         up = self._came_up.get(f.src.file)
-        return Sequel(last, span, up is not None and up.src > f.src)
+        intake = all(b.get("role") == "prefill" for b, _ in found)
+        return Sequel(last, span, up is not None and up.src > f.src, intake)
 
     def lasting(self, events: Iterable[Event]) -> list[Event]:
         """Those that no minute of tokens followed, if there are any; else all of them."""
