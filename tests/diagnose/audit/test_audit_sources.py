@@ -672,10 +672,15 @@ def test_an_engine_in_a_container_or_on_another_host(line: str, kind: str, versi
     assert "gpus" not in engine.flags
 
 
+def test_commands_of_one_line_are_told_apart() -> None:
+    [engine] = units.from_text(f"echo start;A=';' {SERVER} --port 1;tail -f log", "run.sh")
+    assert (engine.env, engine.flag("port")) == ({"A": ";"}, "1")
+
+
 def test_images_that_start_no_engine_by_themselves() -> None:
     assert units.from_text("docker run -d lmsysorg/sglang-router:0.2.1 --port 1", "run.sh") == []
     assert units.from_text("docker run -d --name vllm redis:7 --port 1", "run.sh") == []
-    [engine] = units.from_text(f"docker run nvcr.io/x/sglang-runtime:1.2.1 {SERVER}", "run.sh")
+    [engine] = units.from_text(f"docker run nvcr.io/nvidia/ai-dynamo/sglang-runtime:1.2.1 {SERVER}", "run.sh")
     assert engine.version is None  # that is Dynamo's
 
 

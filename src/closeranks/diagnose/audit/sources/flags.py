@@ -23,7 +23,7 @@ _READERS = {
     *("vi", "vim", "nvim", "nano", "emacs", "less", "more", "cat", "bat", "tail", "head", "man", "which", "diff"),
 }
 """Programs whose words may be a server's command line without starting one."""
-_OTHER_IMAGE = re.compile(r"router|gateway|proxy|bench|frontend|exporter|runtime|ui\b|\bsmg\b")
+_OTHER_IMAGE = re.compile(r"router|gateway|proxy|bench|frontend|exporter|\bui\b|\bsmg\b")
 _USAGE = re.compile(r"\[options\]|^\s*(Example|[Uu]sage):|Warning: ")
 _UNTOLD = "<redacted>"
 """What SGLang 0.5.23 shows in place of some secrets, also of those that were not given."""
@@ -98,7 +98,8 @@ def speaks(words: Sequence[str]) -> bool:
 def image_kind(image: str) -> str:
     """The engine whose server an image starts by itself, or `` (also for images of routers and benchmarks)."""
     name = image.partition("@")[0].rsplit("/", 1)[-1].partition(":")[0]
-    return "" if _OTHER_IMAGE.search(name) else engine_kind([image])
+    dynamo = "dynamo" in image  # its tags count its own releases
+    return "" if dynamo or _OTHER_IMAGE.search(name) else engine_kind([image])
 
 
 _ONLY = {

@@ -41,19 +41,27 @@ def joined(text: str, comments: str) -> list[tuple[int, str]]:
     return lines
 
 
+def _words(line: str) -> list[str]:
+    """Words, with each `;` as one of its own; split at blanks where a quote is unbalanced."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        return list(lexer)
+    except ValueError:
+        return line.replace(";", " ; ").split()
+
+
 def commands(line: str) -> list[list[str]]:
     """The commands of a shell's line, each as its words: without comments, redirections, and `exec`, `nohup` and such
     in front."""
     found: list[list[str]] = [[]]
-    for word in flags.split_line(line):
+    for word in _words(line):
         if word.startswith("#"):
             break
-        if word in ("&&", "||", ";", "|", "&"):
+        if word in ("&&", "||", ";", ";;", "|", "&"):
             found.append([])
         elif not _REDIRECTION.fullmatch(word):
-            found[-1].append(word.removesuffix(";"))
-            if word.endswith(";"):
-                found.append([])
+            found[-1].append(word)
     return [words for words in found if words]
 
 
