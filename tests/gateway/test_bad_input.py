@@ -324,6 +324,17 @@ def test_too_many_open_requests(service: Running) -> None:
     wait_for(lambda: len(service.leader.aborts) == 40)
 
 
+@pytest.mark.parametrize(("path", "more"), [(CHAT, {"n": 41}), ("/v1/completions", {"prompt": ["a", "b"], "n": 21})])
+def test_more_choices_than_may_ever_be_open_are_no_matter_of_waiting(
+    service: Running, path: str, more: dict[str, Any]
+) -> None:
+    status, headers, content = call(service.url + path, (chat() if path == CHAT else {}) | more)
+    assert status == 400
+    assert "retry-after" not in headers
+    assert (content["error"]["param"], content["error"]["code"]) == ("n", "out_of_range")
+    assert "no more than 40 requests are open" in content["error"]["message"]
+
+
 def test_the_gateway_goes_on_after_all_that(service: Running) -> None:
     assert call(service.url + CHAT, chat(max_tokens=2))[0] == 200
     with socket.create_connection(("127.0.0.1", service.port)):

@@ -223,6 +223,73 @@ def test_a_tunnel_is_refused(impatient: Running, target: bytes) -> None:
     raw.close()
 
 
+@pytest.mark.parametrize("version", ["1.0", "0.9", "2.0"])
+@pytest.mark.parametrize("kept", ["", "connection: keep-alive\r\n"])
+def test_an_old_client_reads_a_stream_until_the_connection_ends(impatient: Running, version: str, kept: str) -> None:
+    """RFC 9112 6.1: no transfer coding for those who do not speak HTTP/1.1."""
+    impatient.leader.step_s = 0.01
+    raw = Raw(impatient.port)
+    body = post(chat(max_tokens=20, stream=True)).replace(b"HTTP/1.1\r\n", f"HTTP/{version}\r\n{kept}".encode())
+    raw.send(body + HEALTH)
+    head, _, stream = raw.read_all().partition(b"\r\n\r\n")
+    assert b" 200 " in head.split(b"\r\n")[0]
+    assert b"transfer-encoding" not in head
+    assert b"content-length" not in head
+    assert b"connection: close" in head
+    assert stream.startswith(b"data: {")
+    assert stream.endswith(b"data: [DONE]\n\n")
+    assert stream.count(TOKEN) == 20
+    raw.close()
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+def test_an_old_client_gets_an_answer_of_known_length(impatient: Running, method: bytes) -> None:
+    raw = Raw(impatient.port)
+    raw.send(HEALTH.replace(b"1.1", b"1.0").replace(b"GET", method))
+    head, _, body = raw.read_all().partition(b"\r\n\r\n")
+    assert b"content-length" in head
+    assert b"transfer-encoding" not in head
+    assert (b'"ok":true' in body) == (method == b"GET")
+    raw.close()
+
+
+@pytest.mark.parametrize("size", [60_000, 70_000, 100_000, 250_000])
+@pytest.mark.parametrize("where", ["header", "headers", "url", "upgrade"])
+@pytest.mark.parametrize("cut", [0, 50_000])
+def test_a_head_that_comes_whole_is_bounded_as_well(impatient: Running, where: str, size: int, cut: int) -> None:
+    """In one read, before anything of it was incomplete."""
+    parts = {
+        "header": b"x: " + b"y" * size + b"\r\n",
+        "headers": b"x: y\r\n" * (size // 6 + 1),
+        "upgrade": b"connection: upgrade\r\nupgrade: h2c\r\nx: " + b"y" * size + b"\r\n",
+    }
+    path = b"/health" + (b"?" + b"a" * size if where == "url" else b"")
+    head = b"GET %b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (path, parts.get(where, b""))
+    raw = Raw(impatient.port)
+    raw.send(head[:cut])
+    time.sleep(0.05 if cut else 0)
+    raw.send(head[cut:] + HEALTH)
+    answer = raw.read_until(b"}")
+    if size > 65536:
+        assert b" 431 " in answer.split(b"\r\n")[0]
+        assert b"headers_too_large" in answer
+        with contextlib.suppress(ConnectionResetError):
+            assert b"HTTP/1.1" not in raw.read_all()
+    else:
+        assert b" 200 " in answer.split(b"\r\n")[0]
+    raw.close()
+
+
+def test_many_small_heads_in_one_piece_are_each_small(impatient: Running) -> None:
+    raw = Raw(impatient.port)
+    raw.send(HEALTH.replace(b"host: x", b"host: x\r\nx: " + b"y" * 30_000) * 5)
+    answer = b""
+    while answer.count(b'"ok":true') < 5 and (piece := raw.socket.recv(65536)):
+        answer += piece
+    assert answer.count(b"HTTP/1.1 200") == 5
+    raw.close()
+
+
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httptools
@@ -17,6 +18,8 @@ from closeranks.gateway.settings import Settings
 
 LINGER_S = 3.0
 """How long a request that has been answered may go on sending its body."""
+UNKNOWN = 1 << 62
+"""Bytes of an answer that ends when the connection does."""
 PIPELINED = 16
 """Requests that may wait behind the one being answered before their connection is not read any more."""
 
@@ -33,6 +36,9 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
         An offer to speak another protocol (`Upgrade: h2c` is what some clients send with every request) is declined by
         ignoring it. The parser stops at such a head and skips its body, so the head is read again without the offer.
 
+        An answer without a length is sent in chunks by uvicorn, also to those who speak HTTP/1.0 and cannot read them
+        (RFC 9112 6.1): to them its end is the end of the connection.
+
         uvicorn queues pipelined requests but forgets the one that it answers: `_running` is that one. Its client's
         end must reach it, and what is wrong with a later request is said after its answer, not into it.
         """
@@ -41,6 +47,11 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
         _in_headers = False
         _in_body = False
         _header_bytes = 0
+        """Of a head that is not complete yet, as it came. Where it began, what came before it does not count."""
+        _begun = False
+        """A head began in the bytes that are being read."""
+        _head_bytes = 0
+        """Of the head being read, as it was understood: one that came whole in one piece was never incomplete."""
         _frame_bytes = 0
         """Since the last byte of a body: sizes and extensions of its chunks, and its trailers, which nobody reads."""
         _running: RequestResponseCycle | None = None
@@ -67,14 +78,13 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
         def data_received(self, data: bytes) -> None:
             if self._refusal is not None:
                 return
-            begun = self._in_headers
+            self._begun = False
             self._frame_bytes += len(data)
             self._feed(data)
             if self._in_headers:
-                self._header_bytes = self._header_bytes + len(data) if begun else len(data)
+                self._header_bytes = self._head_bytes if self._begun else self._header_bytes + len(data)
                 if self._header_bytes > settings.max_header_bytes:
-                    said = f"request line and headers exceed {settings.max_header_bytes} bytes"
-                    self._refuse(TooLarge(said, status=431, code="headers_too_large"))
+                    self._large_head()
             elif self._frame_bytes > settings.max_header_bytes and self._in_body:
                 said = f"more than {settings.max_header_bytes} bytes around the body: sizes of chunks, trailers"
                 self._refuse(TooLarge(said, status=431, code="headers_too_large"))
@@ -94,7 +104,10 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
                         left = left[offer.args[0] :]
                         self._feed_again()
             except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
+                if self._head_bytes > settings.max_header_bytes:
+                    self._large_head()
+                else:
+                    self.send_400_response("Invalid HTTP request received.")
 
         def _feed_again(self) -> None:
             """The head at which the parser stopped, without what made it stop."""
@@ -109,16 +122,25 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._in_headers = True
+            self._begun = True
+            self._head_bytes = 0
             self._arm(settings.header_timeout_s, self._slow_headers)
+
+        def on_url(self, url: bytes) -> None:
+            super().on_url(url)
+            self._head_bytes += len(url)
 
         def on_header(self, name: bytes, value: bytes) -> None:
             if self._in_headers:
+                self._head_bytes += len(name) + len(value) + 4
                 super().on_header(name, value)
             # else a trailer: to keep it would let a client add to what has been checked, and without end
 
         def on_headers_complete(self) -> None:
             if self.parser.should_upgrade():
                 return
+            if self._head_bytes > settings.max_header_bytes:
+                raise httptools.HttpParserError("the head is too large")  # ends the parser, and is told in `_feed`
             self._in_headers = False
             self._header_bytes = self._frame_bytes = 0
             self._disarm()
@@ -142,6 +164,10 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
         def send_400_response(self, msg: str) -> None:
             self._refuse(Invalid(msg, code="invalid_http"))
 
+        def _large_head(self) -> None:
+            said = f"request line and headers exceed {settings.max_header_bytes} bytes"
+            self._refuse(TooLarge(said, status=431, code="headers_too_large"))
+
         def _slow_headers(self) -> None:
             if self._in_headers:
                 self._refuse(Slow(f"the headers did not arrive within {settings.header_timeout_s:g} s"))
@@ -157,6 +183,9 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
 
         def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
             self._running = cycle
+            if cycle.scope["http_version"] != "1.1":
+                cycle.keep_alive = False
+                app = partial(until_close, app, cycle)
             super()._start_asgi_task(cycle, app)
 
         def on_response_complete(self) -> None:
@@ -244,6 +273,20 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
                 self._timer = None
 
     return Protocol
+
+
+async def until_close(app: Any, cycle: RequestResponseCycle, scope: Any, receive: Any, send: Any) -> None:
+    """The app, with an answer of unknown length neither in chunks nor measured: the connection's end is its end."""
+
+    async def unmeasured(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+                cycle.chunked_encoding, cycle.expected_content_length = False, UNKNOWN
+        elif cycle.expected_content_length > UNKNOWN // 2 and not message.get("more_body", False):
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, unmeasured)
 
 
 class Server(uvicorn.Server):

@@ -14,7 +14,7 @@ from closeranks.faults import RECORD, injector
 from closeranks.gateway import engines, health, model
 from closeranks.gateway.choice import Choice
 from closeranks.gateway.decoded import DecodedChoice
-from closeranks.gateway.errors import Busy, Conflict, Unavailable
+from closeranks.gateway.errors import Busy, Conflict, Invalid, Unavailable
 from closeranks.gateway.metrics import Metrics
 from closeranks.gateway.reply import Reply
 from closeranks.gateway.resume import End, Request, Requests
@@ -101,7 +101,7 @@ class Gateway:
     # ---- requests
 
     def admit(self, rid: str, choices: int) -> model.Model:
-        """Whether a request of that many choices can be taken on. Raises Unavailable, Busy, Conflict."""
+        """Whether a request of that many choices can be taken on. Raises Unavailable, Busy, Conflict, Invalid."""
         if self.draining:
             raise Unavailable("the service is shutting down", retry_after_s=5.0)
         if self.model is None:
@@ -112,8 +112,12 @@ class Gateway:
             raise Unavailable(f"no engine is up: {'; '.join(reasons)}", code="not_ready", retry_after_s=2.0)
         if rid in self.replies:
             raise Conflict(f"a request with id {rid} is open", param="rid")
-        if len(self.requests.open) + choices > self.settings.max_open_requests:
-            said = f"{len(self.requests.open)} requests are open and {self.settings.max_open_requests} allowed"
+        most = self.settings.max_open_requests
+        if choices > most:  # to come again later would not help
+            said = f"{choices} choices in all; no more than {most} requests are open here at a time"
+            raise Invalid(said, param="n", code="out_of_range")
+        if len(self.requests.open) + choices > most:
+            said = f"{len(self.requests.open)} requests are open and {most} allowed"
             raise Busy(said, retry_after_s=1.0)
         return self.model
 
