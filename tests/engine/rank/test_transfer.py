@@ -1,6 +1,9 @@
 """Pages between real processes, over both backends: whole, in their place, verified; ends only on proof."""
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -283,3 +286,20 @@ def test_drills_stick_fail_write_late_and_corrupt(backend: str) -> None:
         table = by_share(writer, [s for s in sents if s.transfer == 4])
         target.step(checks=[Check(ROOM, [4], table)])
         assert target.wait(Checked)[0].bad == [(4, 0)]
+
+
+@pytest.mark.slow
+def test_a_transport_that_ucx_does_not_have_is_named() -> None:
+    """In a process of its own: UCX reads its environment once."""
+    code = (
+        "import torch\n"
+        "from closeranks.engine.rank.planes import PageLayout, Pool\n"
+        "from closeranks.engine.rank.transfer.nixl import NixlBackend\n"
+        "NixlBackend(Pool(PageLayout(('k', 'v'), 1, 1, 4, torch.float32), 2, 4, 0, 1), 'x', 'pigeon')\n"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "ValueError: NIXL's UCX cannot be set up with {'UCX_TLS': 'pigeon'}" in done.stderr
+    assert "--nixl-transport" in done.stderr

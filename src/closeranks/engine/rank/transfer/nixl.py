@@ -137,7 +137,8 @@ def one_host(endpoint: str) -> bool:
 class NixlBackend:
     """Backend `nixl`; see `base.Backend`. `agent` must be unique per rank and instance; `transport` is UCX_TLS.
 
-    With `local` all peers are on this host. Both only where the environment does not say otherwise.
+    With `local` all peers are on this host. Both only where the environment does not say otherwise. Raises ValueError
+    when UCX cannot be set up so.
     """
 
     name = "nixl"
@@ -175,7 +176,12 @@ class NixlBackend:
         self._pool = pool
         self._device = pool.device.index or 0 if pool.device.type == "cuda" else -1
         self._kind = "DRAM" if self._device < 0 else "VRAM"
-        self._agent = nixl_agent(agent, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        try:
+            self._agent = nixl_agent(agent, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        except kinds.nixlBackendError as error:
+            asked = {name: os.environ[name] for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in os.environ}
+            said = f"NIXL's UCX cannot be set up with {asked} ({error}); its own lines above say why"
+            raise ValueError(f"{said}: give another --nixl-transport, or change the environment") from error
         self._agent.register_memory([(pool.base, pool.nbytes, max(0, self._device), "")], self._kind)
         metadata = self._agent.get_agent_metadata()
         self.address: bytes = msgspec.msgpack.encode(Address(agent, metadata, pool.base, self._device))
