@@ -712,6 +712,8 @@ def test_a_rank_that_timed_out_elsewhere_is_named() -> None:
     assert found.main.missing == ["rank 7"]
     assert "rank 7 in broadcast #77" in found.main.summary
     assert not any("no desync" in f.summary for f in found.findings)
+    sizes = "".join(nccl(r, 512, "ALLREDUCE", numel=64 if r else 32) for r in range(8))
+    assert [f.rule for f in diagnose_texts([("w.log", sizes)]).findings] == ["different_size"]
 
 
 GDB = """Thread 1 (Thread 0x7f62c114b740 (LWP 2100) "python3"):

@@ -191,3 +191,21 @@ def test_a_queue_of_a_loop_that_stopped_is_not_that_of_one_that_turns() -> None:
     queued = hours(more=PD.replace("#prealloc-req: 0", "#prealloc-req: 2"))
     assert diagnose_texts([("engine.log", queued)]).main.rule == "queue_stays"
     assert diagnose_texts([("engine.log", queued + STOPPED), ("s.txt", HANG)]).main.cls == "SYMMETRIC_WAIT"
+
+
+def test_the_line_of_a_step_that_ends_hides_no_kill() -> None:
+    kill = "[Sat Oct  3 10:45:04 2026] Out of memory: Killed process 4003 (sglang::schedul) total-vm:6kB\n"
+    three = ranks(tp(3, SYNC + LOOP), state="active")
+    for tail, cls in ((decode("10:45:08"), "DEAD_PEER"), (hours(11, 13), "SYMMETRIC_WAIT")):
+        log = hours() + tail + STOPPED.replace("10:51", "13:51")
+        assert diagnose_texts([("dmesg.txt", kill), ("engine.log", log), ("s.txt", three)]).main.cls == cls
+
+
+def test_a_crash_of_one_data_parallel_rank_counts_though_others_go_on() -> None:
+    crash = '[2026-10-03 03:12:00 DP1 TP0] Scheduler hit an exception: Traceback (most recent call last):\n  File "x.py", line 1, in f\nValueError: no\n'
+    others = hours().replace(" TP0]", " DP0 TP0]")
+    log = decode("03:00:00", rank=" DP1 TP0") + crash + others
+    assert diagnose_texts([("e.log", log)]).main.rule == "crashed_rank"
+    v = diagnose_texts([("e.log", log.replace("DP1", "DP0"))])
+    assert v.main.cls == "NOT_HUNG_SLOW_OR_CAPACITY"
+    assert passed(v) == ["crashed_rank"]

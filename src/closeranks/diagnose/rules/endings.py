@@ -8,6 +8,7 @@ from closeranks.diagnose.facts import Event
 from closeranks.diagnose.rules import rule
 from closeranks.diagnose.rules._make import engine_name, finding, labels, places
 from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.scene.past import MINUTE
 from closeranks.diagnose.verdict import LIKELY, SHOWN, UNDETERMINED, Finding
 
 # Exceptions that are the echo of something else: who raises one of them is not the first to fail.
@@ -138,8 +139,8 @@ def crashed_rank(scene: Scene) -> Finding | None:
         return None
     found = scene.lasting(found)
     e = sorted(found, key=lambda x: (x.time if x.time is not None else 0.0, x.src))[0]
-    if scene.gen_after(e.time) and e.time is not None:
-        return None
+    if (seen := scene.sequel(e)) is not None and seen.span < MINUTE:
+        return None  # tokens went on, for too short a time to call it past
     who = e.who.label if e.who else "A process"
     what = str(
         e.get("type")

@@ -10,6 +10,7 @@ from closeranks.diagnose.rules._life import concerns
 from closeranks.diagnose.rules._make import finding
 from closeranks.diagnose.rules.dead import absent_ranks
 from closeranks.diagnose.scene import Scene
+from closeranks.diagnose.scene.past import MINUTE
 from closeranks.diagnose.verdict import LIKELY, SHOWN, Finding
 
 _RANK_TASK = re.compile(r"^(sglang::sched|VLLM::Work|VLLM::Engine|ray::|vllm|trtllm|mpi4py)")
@@ -42,7 +43,7 @@ def killed_for_memory(scene: Scene) -> Finding | None:
     killed = [e for e in kills if e.get("task")]
     for e in killed:
         task = str(e.get("task"))
-        if scene.gen_after(e.time) and e.time is not None:
+        if (seen := scene.sequel(e)) is not None and seen.span >= MINUTE:
             continue  # an engine that goes on was not meant
         if _OTHER_TASK.match(task) or _HELPER_TASK.match(task):
             tied, felt = _depends_on(scene, task), _parked(scene)

@@ -83,6 +83,8 @@ def watchdogs_agree(scene: Scene) -> Finding | None:
     where = f"{op} #{seq}{f' of group {group}' if group else ''}"
     evidence = [*list(ranks.values())[:5], *scene.group_status[:2]]
     if alone := _alone(scene, group, ranks):
+        if all((c.seq, c.op) == (seq, op) for c in alone.values()):
+            return None  # they are in it, with another size
         return _one_elsewhere(ranks, alone, where, group, evidence)
     if silent and len(silent) * 2 < size:
         return finding(
