@@ -20,22 +20,20 @@ _KEPT = (
     r"(?P<keep>(?:\x1b\[[0-9;]*m|[A-Za-z0-9][\w.-]{0,63}\s{0,20}\| |\[pod/[^\]\s]{1,200}\] "
     r"|\d{4}-\d\d-\d\dT[\d:.,]{8,20}(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?){0,4})"
 )
-_DNS = r"[a-z0-9](?:[a-z0-9.-]{0,100}[a-z0-9])?"
+_DNS = r"[a-z0-9][a-z0-9.-]*"
 # Each with the share of lines that must have it.
 _SHAPES = tuple(
-    (re.compile(rf"(?m)^{_KEPT}{shape}"), share)
+    (re.compile(_KEPT + shape), share)
     for shape, share in (
         (r"[^\t\n]{1,100}\t[^\t\n]{1,100}\t(?=\ufeff?\d{4}-\d\d-\d\dT)\ufeff?", 0.9),  # gh run view --log
         (rf"\[(?P<pod>{_DNS})(?: {_DNS})?\] ?(?=[^:]|$)", 0.9),  # kubetail
-        (rf"(?P<pod>{_DNS}-[a-z0-9.-]{{1,60}}) {_DNS}(?: |$)", 0.9),  # stern
+        (rf"(?P<pod>[a-z0-9][a-z0-9.]*(?:-[a-z0-9.]+)+) {_DNS}(?: |$)", 0.9),  # stern
         (r"\[\d{1,9}\](?: |$)", 0.95),  # numbered
         (r"\d{1,5}:(?: |$)", 0.95),  # srun --label
         (r"\[\d+,\d+\]<std(?:out|err)>: ?", 0.9),  # mpirun --tag-output
     )
 )
-_RAY = re.compile(
-    rf"(?m)^{_KEPT}\([A-Za-z_][\w.:<>]{{0,60}} pid=\d+(?:, ip=[\da-fA-F.:]+)?\)(?:\x1b\[[0-9;]*m)?(?: |$)"
-)
+_RAY = re.compile(rf"{_KEPT}\([A-Za-z_][\w.:<>]{{0,60}} pid=\d+(?:, ip=[\da-fA-F.:]+)?\)(?:\x1b\[[0-9;]*m)?(?: |$)")
 _SGLANG = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]\n]{0,40}\] |Process \d+: sglang")
 _VLLM = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d")
 _ALSO = re.compile(
@@ -50,19 +48,28 @@ def stripper(head: str) -> Callable[[bytes], bytes] | None:
     pattern = _agreed(head)
     if pattern is None:
         return None
-    found = re.compile(pattern.pattern.encode())
-    return lambda block: found.sub(_left(pattern).encode(), block)
+    return lambda block: _cut(block.decode("utf-8", "surrogateescape"), pattern).encode("utf-8", "surrogateescape")
 
 
 def strip(text: str) -> str:
     """`text` without such a wrapper: a log, or a table of one that was exported as CSV."""
     pattern = _agreed(text[:SAMPLE_CHARS])
-    return pattern.sub(_left(pattern), text) if pattern is not None else _from_csv(text)
+    return _cut(text, pattern) if pattern is not None else _from_csv(text)
 
 
-def _left(pattern: re.Pattern[str]) -> str:
-    """What stays of a prefix: the name of a pod, in the form in which kubectl gives it."""
-    return r"\g<keep>[pod/\g<pod>] " if "pod" in pattern.groupindex else r"\g<keep>"
+def _cut(text: str, pattern: re.Pattern[str]) -> str:
+    """The lines without the prefix; the name of a pod stays, in the form in which kubectl gives it."""
+    left = r"\g<keep>[pod/\g<pod>] " if "pod" in pattern.groupindex else r"\g<keep>"
+    out, same, instead = [], "", ""  # the prefix of the line before, which most lines share
+    for line in text.split("\n"):
+        if same and line.startswith(same):
+            out.append(instead + line[len(same) :])
+        elif m := pattern.match(line):
+            same, instead = (m[0], m.expand(left)) if m[0].endswith(" ") else ("", m.expand(left))
+            out.append(instead + line[m.end() :])
+        else:
+            out.append(line)
+    return "\n".join(out)
 
 
 def _agreed(head: str) -> re.Pattern[str] | None:
@@ -71,16 +78,15 @@ def _agreed(head: str) -> re.Pattern[str] | None:
         lines = lines[:-1]
     if len(lines) < LEAST:
         return None
-    inner = [(line, _RAY.sub(r"\g<keep>", line)) for line in lines]
-    behind = [text for line, text in inner if text != line]
+    behind = [m["keep"] + line[m.end() :] for line in lines if (m := _RAY.match(line))]
     if len(behind) >= len(lines) / 2 and any(map(_SGLANG.search, behind)) and not any(map(_VLLM.search, behind)):
         return _RAY
     if any(map(begins, lines)):
         return None
     for pattern, share in _SHAPES:
-        inner = [(line, pattern.sub(r"\g<keep>", line, count=1)) for line in lines]
-        behind = [text for line, text in inner if text != line]
-        labels = {line.removesuffix(text) for line, text in inner if text != line}
+        found = [(line, m) for line in lines if (m := pattern.match(line))]
+        behind = [m["keep"] + line[m.end() :] for line, m in found]
+        labels = {m[0] for _, m in found}
         few = len(labels) <= max(1, len(behind) // 2) or pattern in _COUNTED
         if len(behind) >= share * len(lines) and few and any(map(begins, behind)):
             return pattern
@@ -102,13 +108,16 @@ def _from_csv(text: str) -> str:
     at = next((n for n, name in enumerate(names) if name in _MESSAGE), None)
     if at is None or len(names) < 2 or not all(re.fullmatch(r"[@\w. -]{1,40}", name) for name in names):
         return text
-    out = [""]
+    out, when = [""], -1
+    rows = csv.reader(io.StringIO(text, newline=""), strict=False)
     try:
-        for row in list(csv.reader(io.StringIO(text, newline=""), strict=False))[1:]:
+        next(rows)
+        for row in rows:
             if len(row) != len(names):
                 return text
-            date = next((cell for n, cell in enumerate(row) if n != at and _DATE.fullmatch(cell)), "")
-            out.append(f"{date} {row[at]}" if date else row[at])
+            if len(out) == 1:  # the column of dates
+                when = next((n for n, cell in enumerate(row) if n != at and _DATE.fullmatch(cell)), -1)
+            out.append(f"{row[when]} {row[at]}" if when >= 0 else row[at])
     except csv.Error:
         return text
     if not any(map(begins, "\n".join(out[:SAMPLE_LINES]).split("\n"))):
