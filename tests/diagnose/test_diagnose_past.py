@@ -113,6 +113,9 @@ def test_tokens_of_another_engine_are_no_sign() -> None:
     assert v.main.rule == "failed_link"
     rotated = [("engine.log.1", hours(0, 3)), ("engine.log", hours(3)), ("nccl.log", LINK.format("02:50:01"))]
     assert passed(diagnose_texts(rotated)) == ["failed_link"]
+    assert passed(diagnose_texts([("engine.log.1", hours(0, 3) + lost), ("engine.log", hours())])) == [
+        "lost_connection"
+    ]
 
 
 def test_another_data_parallel_rank_goes_on_without_the_one_that_failed() -> None:

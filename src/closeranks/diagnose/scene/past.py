@@ -84,11 +84,13 @@ class Past(Progress):
             if (not side or key[1] in ("", side)) and (None in (dp, key[2]) or dp == key[2])
         }
         if not of_all:
-            mine = {key: log for key, log in mine.items() if key[0] == f.src.file} or mine
+            own = {key: log for key, log in mine.items() if key[0] == f.src.file}
+            later = {k: mine[k] for key in own for k in self._next_to(key) if k in mine and _folder(k) == _folder(key)}
+            mine = own | later or mine
         found: list[tuple[Event, float]] = []
         for key, log in mine.items():
             ends, made, idle = log.after(f)
-            if idle or (not ends and self._goes_on_elsewhere(key)):
+            if idle or (not ends and self._next_to(key)):
                 continue
             if not made:
                 return None
@@ -124,13 +126,15 @@ class Past(Progress):
             out.setdefault((b.src.file, self.side(b), rank), []).append(b)
         return {key: _Log(lines) for key, lines in out.items()}
 
-    def _goes_on_elsewhere(self, key: tuple[str, str, int | None]) -> bool:
-        """Whether another log of that engine begins where this one ends: it was rotated."""
+    def _next_to(self, key: tuple[str, str, int | None]) -> list[tuple[str, str, int | None]]:
+        """Logs of that engine which begin where this one ends: it was rotated."""
         ends = self._logs[key].by_clock.places[-1:]
-        begins = [
-            v.by_clock.places[0] for k, v in self._logs.items() if k != key and k[1:] == key[1:] and v.by_clock.places
-        ]
-        return bool(ends) and any(t >= ends[0] for t in begins)
+        begins = {k: v.by_clock.places[:1] for k, v in self._logs.items() if k != key and k[1:] == key[1:]}
+        return [k for k, first in begins.items() if ends and first and first >= ends]
+
+
+def _folder(key: tuple[str, str, int | None]) -> str:
+    return key[0].rpartition("/")[0]
 
 
 def _idle(b: Event) -> bool:
