@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from closeranks.engine.rank import convert
 from closeranks.engine.rank.convert import open_source, prepare
 from closeranks.engine.rank.models.config import ModelConfig, UnsupportedModel
-from closeranks.engine.rank.models.hf import DEFAULTS, from_hf
+from closeranks.engine.rank.models.hf import DEFAULTS, from_hf, inverse_frequencies
 from closeranks.engine.rank.models.names import expected
 from closeranks.engine.rank.models.shard import Shard
 from closeranks.engine.rank.sources import known_ids
+from closeranks.engine.rank.sources.gguf import OWN, SPECIAL, read_config
 
 from . import tiny
 
@@ -168,6 +169,37 @@ def test_any_value_in_the_rope_parameters_is_read_or_named(field: str, value: An
     config = tiny.LLAMA | {"rope_scaling": LLAMA3 | {"rope_type": kind, field: value}}
     said = refused(lambda: check_sound(*from_hf(config)))
     assert not said or ("rope_scaling: " in said and field in said)
+
+
+GGUF = {
+    "llama.embedding_length": 64,
+    "llama.block_count": 2,
+    "llama.feed_forward_length": 100,
+    "llama.context_length": 512,
+    "llama.attention.head_count": 8,
+    "llama.attention.head_count_kv": 4,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.scaling.type": "linear",
+    "llama.rope.scaling.factor": 2.0,
+    "tokenizer.ggml.tokens": ["a", "b", "c"],
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([*(f"llama.{name}" for name in OWN), *SPECIAL, "tokenizer.ggml.tokens"]), JSON)
+def test_any_value_of_gguf_metadata_is_read_or_named(field: str, value: Any) -> None:
+    def check() -> None:
+        config, rope = read_config("llama", (GGUF | {field: value}).get, set(), "a.gguf")
+        check_sound(config, inverse_frequencies(config.head_dim, rope))
+
+    said = refused(check)
+    short = field.removeprefix("llama.").removeprefix("attention.")
+    ours = {"embedding_length": "head dimension", "head_count": "heads", "head_count_kv": "heads"}
+    ours |= {"key_length": "head dimension", "context_length": "context", "sliding_window": "context"}
+    assert not said or short in said or ours[short] in said
+    assert not refused(lambda: read_config("llama", GGUF.get, set(), "a.gguf"))
 
 
 @pytest.fixture

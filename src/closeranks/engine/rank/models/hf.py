@@ -45,6 +45,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 MOST = 2**31 - 1
 """Of any size: positions are int32."""
 
+FLOAT32 = (1e-37, 1e38)
+"""What float32 holds without loss."""
+
 
 class Fields:
     """The fields of a JSON object, checked as they are read. `where` names the object in errors."""
@@ -70,12 +73,12 @@ class Fields:
             raise self.wrong(name, f"a whole number from 1 to {most}")
         return value
 
-    def number(self, name: str) -> float:
-        """A finite number above 0."""
+    def number(self, name: str, least: float = 0.0, most: float = 1e300) -> float:
+        """A finite number above 0, and between the bounds."""
         value = self.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1e300:
+        if isinstance(value, int | float) and not isinstance(value, bool) and least < value < most:
             return float(value)
-        raise self.wrong(name, "a number above 0")
+        raise self.wrong(name, "a number above 0" if not least else f"a number between {least:g} and {most:g}")
 
     def flag(self, name: str) -> bool:
         """true or false; null is false."""
@@ -145,9 +148,6 @@ def from_hf(config: dict[str, Any], where: str = "config.json") -> tuple[ModelCo
         raise UnsupportedModel(
             f"{where}: a context of 1 token (max_position_embeddings, sliding_window) holds a prompt, but no answer"
         )
-    eps = fields.number("rms_norm_eps")
-    if not 1e-38 < eps < 1e38:
-        raise fields.wrong("rms_norm_eps", "a number above 0 that float32 holds")
     bos = fields.get("bos_token_id")
     if bos is not None and (not isinstance(bos, int) or isinstance(bos, bool)):
         raise fields.wrong("bos_token_id", "a token id")
@@ -161,7 +161,7 @@ def from_hf(config: dict[str, Any], where: str = "config.json") -> tuple[ModelCo
         head_dim=head_dim,
         intermediate=fields.whole("intermediate_size"),
         vocab=fields.whole("vocab_size"),
-        norm_eps=eps,
+        norm_eps=fields.number("rms_norm_eps", *FLOAT32),
         context_length=context,
         tied=fields.flag("tie_word_embeddings"),
         qkv_bias=bias or kind == "qwen2",

@@ -7,10 +7,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ..models.config import ModelConfig, UnsupportedModel
-from ..models.hf import Fields, inverse_frequencies
+from ..models.hf import FLOAT32, Fields, inverse_frequencies
 from ..models.names import HEAD, expected, gguf_name
 from . import Source, known_ids
 from .folder import save_tokenizer
+
+OWN = (
+    *("embedding_length", "block_count", "feed_forward_length", "context_length"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.sliding_window"),
+    *("attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base"),
+    *("rope.scaling.type", "rope.scaling.factor"),
+)
+"""Metadata under the architecture's name."""
+SPECIAL = ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 
 
 def open_gguf(path: Path) -> Source:
@@ -30,9 +39,9 @@ def open_gguf(path: Path) -> Source:
     architecture = meta("general.architecture")
     if architecture not in ("llama", "qwen2"):
         raise UnsupportedModel(f"GGUF architecture {architecture!r}")
-    config, rope = read_config(architecture, meta, set(tensors))
+    config, rope = read_config(architecture, meta, set(tensors), str(path))
     config, warnings = known_ids(config, str(path))
-    inv_freq = inverse_frequencies(config.head_dim, Fields(rope, f"{path}: rope"))
+    inv_freq = inverse_frequencies(config.head_dim, rope)
     if "rope_freqs.weight" in tensors:  # llama3 scaling, as factors
         factors = np.asarray(tensors["rope_freqs.weight"].data, np.float32)
         inv_freq = [float(np.float32(f) / x) for f, x in zip(inv_freq, factors, strict=True)]
@@ -65,54 +74,54 @@ def unpermuted(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.fl
     return values.reshape(heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
-def read_config(architecture: str, meta: Any, tensors: set[str]) -> tuple[ModelConfig, dict[str, Any]]:
-    """(config, rope parameters) from GGUF metadata."""
-
-    def need(key: str) -> Any:
-        value = meta(f"{architecture}.{key}")
-        if value is None:
-            raise UnsupportedModel(f"the GGUF file lacks {architecture}.{key}")
-        return value
-
+def read_config(architecture: str, meta: Any, tensors: set[str], where: str) -> tuple[ModelConfig, Fields]:
+    """(config, rope parameters) from GGUF metadata; `where` names the file in errors."""
     if meta(f"{architecture}.expert_count", 0):
-        raise UnsupportedModel("a mixture of experts")
+        raise UnsupportedModel(f"{where}: a mixture of experts ({architecture}.expert_count)")
     tokens = meta("tokenizer.ggml.tokens")
-    if not tokens:
-        raise UnsupportedModel("the GGUF file has no tokenizer")
-    hidden, heads = int(need("embedding_length")), need("attention.head_count")
-    kv_heads = meta(f"{architecture}.attention.head_count_kv", heads)
-    if not isinstance(heads, int) or not isinstance(kv_heads, int):
-        raise UnsupportedModel("head counts that differ between layers")
-    head_dim = int(meta(f"{architecture}.attention.key_length", hidden // heads))
-    if meta(f"{architecture}.rope.dimension_count", head_dim) != head_dim:
-        raise UnsupportedModel("rope over a part of the head")
-    rope = {"rope_type": "default", "rope_theta": meta(f"{architecture}.rope.freq_base", 10000.0)}
-    scaling = meta(f"{architecture}.rope.scaling.type", "none")
+    if not isinstance(tokens, list) or not tokens:
+        raise UnsupportedModel(f"{where}: the GGUF file has no tokenizer (tokenizer.ggml.tokens)")
+    found = {name: meta(f"{architecture}.{name}") for name in OWN} | {name: meta(name) for name in SPECIAL}
+    fields = Fields({k: v for k, v in found.items() if v is not None}, f"{where}: {architecture}")
+    if isinstance(found["attention.head_count"], list) or isinstance(found["attention.head_count_kv"], list):
+        raise UnsupportedModel(f"{where}: attention.head_count or head_count_kv differs between layers")
+    hidden, heads = fields.whole("embedding_length"), fields.whole("attention.head_count")
+    fields.defaults = {
+        "attention.head_count_kv": heads,
+        "attention.key_length": hidden // heads,
+        "rope.freq_base": 10000.0,
+        "rope.scaling.type": "none",
+    }
+    head_dim = fields.whole("attention.key_length", 65536)
+    if found["rope.dimension_count"] not in (None, head_dim):
+        raise fields.wrong("rope.dimension_count", f"{head_dim}, the whole head,")
+    scaling = fields.get("rope.scaling.type")
     if scaling not in ("none", "linear"):
-        raise UnsupportedModel(f"rope scaling {scaling!r}")
+        raise fields.wrong("rope.scaling.type", "none or linear")
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base")}
     if scaling == "linear":
-        rope |= {"rope_type": "linear", "factor": need("rope.scaling.factor")}
-    context = int(need("context_length"))
-    window = meta(f"{architecture}.attention.sliding_window")
-    bos, eos = meta("tokenizer.ggml.bos_token_id"), meta("tokenizer.ggml.eos_token_id")
-    ends = dict.fromkeys(int(i) for i in (eos, meta("tokenizer.ggml.eot_token_id")) if i is not None)
+        rope |= {"rope_type": "linear", "factor": fields.number("rope.scaling.factor")}
+    context = fields.whole("context_length")
+    if found["attention.sliding_window"] not in (None, 0):  # llama.cpp writes 0 for none
+        context = min(context, fields.whole("attention.sliding_window"))
+    bos, eos, turn = (fields.token_ids(name)[:1] for name in SPECIAL)
     return ModelConfig(
         architecture=architecture,
-        layers=int(need("block_count")),
+        layers=fields.whole("block_count", 10000),
         hidden=hidden,
         heads=heads,
-        kv_heads=kv_heads,
+        kv_heads=fields.whole("attention.head_count_kv"),
         head_dim=head_dim,
-        intermediate=int(need("feed_forward_length")),
+        intermediate=fields.whole("feed_forward_length"),
         vocab=len(tokens),
-        norm_eps=float(need("attention.layer_norm_rms_epsilon")),
-        context_length=min(context, int(window)) if window else context,
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon", *FLOAT32),
+        context_length=context,
         tied=gguf_name(HEAD) not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
-        bos_token=str(tokens[bos]) if bos is not None and 0 <= bos < len(tokens) else "",
-        eos_token=str(tokens[eos]) if eos is not None and 0 <= eos < len(tokens) else "",
-        bos_token_id=-1 if bos is None else int(bos),
-        eos_token_ids=tuple(ends),
-    ), rope
+        bos_token="".join(str(tokens[i]) for i in bos if 0 <= i < len(tokens)),
+        eos_token="".join(str(tokens[i]) for i in eos if 0 <= i < len(tokens)),
+        bos_token_id=bos[0] if bos else -1,
+        eos_token_ids=tuple(dict.fromkeys((*eos, *turn))),
+    ), Fields(rope, f"{where}: {architecture}: rope.scaling")
