@@ -236,6 +236,21 @@ def test_rubbish_is_no_tensor_file(tmp_path_factory: pytest.TempPathFactory, rub
         TensorFile(path)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 100_000,
+        b'{"x":{"dtype":"F32","shape":[1e400],"data_offsets":[0,4]}}',
+        b'{"x":{"dtype":"F32","shape":[%d],"data_offsets":[0,4]}}' % 2**70,
+    ],
+)
+def test_a_header_beyond_measure_is_named(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ValueError, match=r"x\.safetensors"):
+        TensorFile(path)
+
+
 @pytest.mark.parametrize("keep", [0, 4, 8, 100, -1])
 def test_a_file_that_was_cut_short_is_refused(folder: Path, keep: int) -> None:
     path = folder / "model.safetensors"

@@ -5,6 +5,7 @@ bfloat16, which numpy lacks, travels as uint16.
 """
 
 import json
+import math
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,7 @@ class TensorFile:
                     )
                     for name, e in header.items()
                 }
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
+            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
                 raise ValueError(f"{path}: damaged safetensors header: {error}") from error
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._base = 8 + head
@@ -61,7 +62,7 @@ class TensorFile:
         for name, (dtype, shape, start, stop) in entries.items():
             if dtype not in DTYPES:
                 raise ValueError(f"{path}: tensor {name} has dtype {dtype}; readable are {', '.join(DTYPES)}")
-            if stop - start != int(np.prod(shape, dtype=np.int64)) * np.dtype(DTYPES[dtype]).itemsize:
+            if stop - start != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
                 raise ValueError(f"{path}: tensor {name}: size and shape disagree")
             if not 0 <= start <= stop <= size - self._base:
                 raise ValueError(f"{path}: tensor {name} lies beyond the end: the file is cut short")
