@@ -20,11 +20,12 @@ CHAT = "/v1/chat/completions"
 
 
 def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
+    """As curl sends it: the key's bytes in UTF-8 (urllib writes latin-1)."""
+    return {"authorization": f"Bearer {key}".encode().decode("latin-1")}
 
 
 def test_keys(tmp_path: Path) -> None:
-    with gateway(tmp_path / "g", api_key="open-sesame", admin_api_key="root") as running:
+    with gateway(tmp_path / "g", api_key="open-sesame", admin_api_key="würzel") as running:
         url = running.url
         for headers in ({}, bearer("wrong"), bearer(""), {"authorization": "open-sesame"}):
             status, _, content = call(url + CHAT, chat(), headers)
@@ -32,14 +33,14 @@ def test_keys(tmp_path: Path) -> None:
             assert content["error"]["code"] == "invalid_api_key"
             assert call(url + "/v1/models", headers=headers)[0] == 401
         assert call(url + CHAT, chat(max_tokens=1), bearer("open-sesame"))[0] == 200
-        assert call(url + CHAT, chat(max_tokens=1), bearer("root"))[0] == 200
+        assert call(url + CHAT, chat(max_tokens=1), bearer("würzel"))[0] == 200
         assert call(url + "/abort_request", {"rid": "x"}, bearer("open-sesame"))[0] == 401
-        assert call(url + "/abort_request", {"rid": "x"}, bearer("root"))[2] == {"rid": "x", "aborted": False}
+        assert call(url + "/abort_request", {"rid": "x"}, bearer("würzel"))[2] == {"rid": "x", "aborted": False}
         for path in ("/health", "/ready", "/metrics"):
             assert call(url + path)[0] == 200
-        _, _, info = call(url + "/server_info", headers=bearer("root"))
+        _, _, info = call(url + "/server_info", headers=bearer("würzel"))
         assert "sesame" not in json.dumps(info)
-        assert "root" not in json.dumps(info["settings"]["admin_api_key"])
+        assert "würzel" not in json.dumps(info["settings"]["admin_api_key"])
 
 
 @pytest.mark.slow

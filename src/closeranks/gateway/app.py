@@ -416,7 +416,8 @@ def _authorize(gateway: Gateway, request: Request, admin_only: bool) -> None:
     if not settings.api_key and not (admin_only and settings.admin_api_key):
         return
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    given = token.strip().encode() if scheme.lower() == "bearer" else b""
+    # Starlette reads the bytes of headers as latin-1
+    given = token.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
     if not any([hmac.compare_digest(given, key.encode()) for key in keys]):
         raise Denied("the API key is missing or wrong: send `Authorization: Bearer KEY`")
 
