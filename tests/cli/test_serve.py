@@ -212,3 +212,28 @@ def test_a_model_that_the_gateway_cannot_read_is_said_at_once(
         told = capsys.readouterr().err
         assert said in told
         assert str(folder) in told
+
+
+def test_a_converted_model_is_no_source(
+    model: list[str], run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its folder looks like a Hugging Face one. An engine served alone says so, too, before anything is started."""
+    assert main.main(["serve", "--dry-run", "--port", "0", "--run-dir", str(run_dir), *model]) == 0
+    cache = Path(model[3])
+    made = next(path.parent for path in cache.glob("*/manifest.json"))
+    capsys.readouterr()
+    for mode in ("pair", "decode"):
+        flags = ["--model-path", str(made), "--cache-dir", str(tmp_path), "--run-dir", str(run_dir), "--port", "0"]
+        assert main.main(["serve", "--dry-run", "--disaggregation-mode", mode, *flags]) == 2
+        told = capsys.readouterr().err
+        assert str(made) in told
+        assert "made from" in told
+
+
+def test_nixl_that_is_not_installed_is_said_at_once(
+    model: list[str], run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "find_spec", {}.get)
+    flags = ["--disaggregation-transfer-backend", "nixl", "--port", "0", "--run-dir", str(run_dir), *model]
+    assert main.main(["serve", "--dry-run", *flags]) == 2
+    assert "closeranks[nixl]" in capsys.readouterr().err

@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"closeranks replay: {args.log}: no such file or folder", file=sys.stderr)
         return 2
     if not segments(args.log):
-        print(f"closeranks replay: {args.log}: holds no step log (*.crlog)", file=sys.stderr)
+        below = sorted((p.parent for p in args.log.glob("*/**/*.crlog")), key=lambda p: p.stat().st_mtime)
+        hint = f"; the newest below it is {below[-1]}" if below else ""
+        print(f"closeranks replay: {args.log}: holds no step log (*.crlog){hint}", file=sys.stderr)
         return 2
     life = Life(args.request) if args.request else None
     try:

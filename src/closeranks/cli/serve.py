@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,10 @@ def _serve(own: _service.Serve, values: dict[str, Any], dry_run: bool) -> int:
             raise _settings.SettingsError(f"--control {own.control}: a path too long" if own.control else said)
     if values.get("curve_key_file"):
         check_key(values["curve_key_file"])
+    if values.get("transfer_backend") == "nixl" and find_spec("nixl_cu12") is None:
+        raise _settings.SettingsError(
+            "--disaggregation-transfer-backend nixl: nixl_cu12 is not installed: install closeranks[nixl], or give shm"
+        )
     if not alone:
         check_gateway(values)
         if not dry_run:
@@ -98,8 +103,8 @@ def _serve(own: _service.Serve, values: dict[str, Any], dry_run: bool) -> int:
         (folder / faults.RECORD).unlink(missing_ok=True)  # each service begins its drills anew
         if values.get("fault"):
             structlog.get_logger().warning("drill: faults will be injected", faults=values["fault"])
+        values["model_dir"] = convert(values, max(tp.values()))
         if not alone:
-            values["model_dir"] = convert(values, max(tp.values()))
             check_model(values)
         first = {role: tp["prefill"] if roles == ROLES["pair"] and role == "decode" else 0 for role in roles}
         engines = [

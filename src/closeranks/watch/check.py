@@ -100,6 +100,8 @@ def shown(found: dict[str, Any]) -> str:
         lines.append(
             f"{engine['name']}: {engine['kind']}, {engine['role']}, {engine['phase']}, {engine['url'] or 'no address'}"
         )
+        if engine["phase"] != "healthy":
+            lines += [f"    {engine['phase']:9} {why}" for why in engine["why"]]
         lines.append("    " + ", ".join(f"{label} {pid}" for label, pid in engine["ranks"].items()))
         lines += [f"    log {path}" for path in engine["logs"]]
         lines += [f"    {signal:9} {said}" for signal, said in sorted(engine["signals"].items())]

@@ -215,3 +215,14 @@ def test_snapshot_of_a_snapshot_is_equal(tmp_path: Path) -> None:
 def test_rubbish_is_no_snapshot(data: bytes) -> None:
     with pytest.raises(snapshot.BadSnapshot):
         snapshot.restore(Config("e", "both", 1, 1), data)
+
+
+def test_a_folder_above_the_log_names_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An engine's folder, say: the log lies in its epochs."""
+    for epoch, age in ((1, 50), (2, 0)):
+        file = tmp_path / str(epoch) / "log" / "00000001.crlog"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"x")
+        os.utime(file.parent, (1e9 - age, 1e9 - age))
+    assert cli.main(["replay", str(tmp_path)]) == 2
+    assert str(tmp_path / "2" / "log") in capsys.readouterr().err

@@ -61,4 +61,5 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if self.heads % self.kv_heads:
             raise UnsupportedModel(f"{self.heads} query heads are no multiple of {self.kv_heads} KV heads")
         if self.head_dim % 2:
-            raise UnsupportedModel(f"the head dimension {self.head_dim} is odd")
+            said = f"the head dimension {self.head_dim} is odd (hidden size {self.hidden}, {self.heads} heads)"
+            raise UnsupportedModel(said)

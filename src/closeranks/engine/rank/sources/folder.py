@@ -19,6 +19,8 @@ from . import Source, known_ids
 def open_folder(path: Path) -> Source:
     """Raises `UnsupportedModel` for what cannot be run, `ValueError` or `OSError` for damaged files."""
     raw = read_json(path / "config.json")
+    if (path / "manifest.json").exists() and "hidden_size" not in raw:
+        raise ValueError(f"{path} is what closeranks made of a model: give the folder or file that it was made from")
     config, inv_freq = from_hf(raw, str(path / "config.json"))
     tokenizer = fields(path / "tokenizer_config.json")
     generation = fields(path / "generation_config.json")

@@ -85,7 +85,8 @@ def read_config(architecture: str, meta: Any, tensors: set[str], where: str) -> 
     fields = Fields({k: v for k, v in found.items() if v is not None}, f"{where}: {architecture}")
     if isinstance(found["attention.head_count"], list) or isinstance(found["attention.head_count_kv"], list):
         raise UnsupportedModel(f"{where}: attention.head_count or head_count_kv differs between layers")
-    hidden, heads = fields.whole("embedding_length"), fields.whole("attention.head_count")
+    hidden = fields.whole("embedding_length")
+    heads = fields.whole("attention.head_count", hidden)
     fields.defaults = {
         "attention.head_count_kv": heads,
         "attention.key_length": hidden // heads,
