@@ -86,7 +86,10 @@ def read_config(architecture: str, meta: Any, tensors: set[str], where: str) -> 
     if isinstance(found["attention.head_count"], list) or isinstance(found["attention.head_count_kv"], list):
         raise UnsupportedModel(f"{where}: attention.head_count or head_count_kv differs between layers")
     hidden = fields.whole("embedding_length")
-    heads = fields.whole("attention.head_count", hidden)
+    heads = fields.whole("attention.head_count")
+    if found["attention.key_length"] is None and not 1 <= hidden // heads <= 65536:
+        said = f"embedding_length {hidden} / attention.head_count {heads} gives a head dimension of {hidden // heads}"
+        raise UnsupportedModel(f"{where}: {said}: 1 to 65536 is expected")
     fields.defaults = {
         "attention.head_count_kv": heads,
         "attention.key_length": hidden // heads,
@@ -99,9 +102,9 @@ def read_config(architecture: str, meta: Any, tensors: set[str], where: str) -> 
     scaling = fields.get("rope.scaling.type")
     if scaling not in ("none", "linear"):
         raise fields.wrong("rope.scaling.type", "none or linear")
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base")}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base", *FLOAT32)}
     if scaling == "linear":
-        rope |= {"rope_type": "linear", "factor": fields.number("rope.scaling.factor")}
+        rope |= {"rope_type": "linear", "factor": fields.number("rope.scaling.factor", *FLOAT32)}
     context = fields.whole("context_length")
     if found["attention.sliding_window"] not in (None, 0):  # llama.cpp writes 0 for none
         context = min(context, fields.whole("attention.sliding_window"))
