@@ -120,13 +120,7 @@ class Router:
                 return ""
             a, b = self.engines[pair.prefill].status, self.engines[pair.decode].status
             if a is not None and b is not None:
-                said = f"{a.engine} and {b.engine} do not match: {a.fingerprint} against {b.fingerprint}"
-                for one in (a, b):
-                    if not self._reads(one):
-                        said = (
-                            f"the gateway's tokenizer {self.tokenizer} is not that of {one.engine}, {one.fingerprint}: "
-                            "give the gateway the engines' --model-path"
-                        )
+                said = self._apart(a, b)
         return said
 
     def choose(self, tokens: Sequence[int], now: float, avoid: Pair | None = None) -> Pair | None:
@@ -163,6 +157,14 @@ class Router:
         if a is None or b is None or a.fingerprint is None or b.fingerprint is None:
             return True
         return a.fingerprint == b.fingerprint and self._reads(a)
+
+    def _apart(self, a: Status, b: Status) -> str:
+        """What keeps an engine from the gateway, or two from one another."""
+        for engine in (a, b):
+            if not self._reads(engine):
+                said = f"the gateway's tokenizer {self.tokenizer} is not that of {engine.engine}, {engine.fingerprint}"
+                return f"{said}: give the gateway the engines' --model-path"
+        return f"{a.engine} and {b.engine} do not match: {a.fingerprint} against {b.fingerprint}"
 
     def _reads(self, status: Status) -> bool:
         """Whether the engine's tokens are the gateway's."""

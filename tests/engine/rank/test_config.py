@@ -23,13 +23,6 @@ from closeranks.engine.rank.sources.gguf import OWN, SPECIAL, read_config
 
 from . import tiny
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 FIELDS = [
     *("model_type", "hidden_act", "quantization_config", "hidden_size", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "max_position_embeddings", "sliding_window", "use_sliding_window", "rms_norm_eps", "bos_token_id"),
@@ -107,10 +100,10 @@ def test_an_absent_field_is_what_it_is_in_transformers(kind: str) -> None:
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_scaling": LLAMA3, "rope_theta": 5e5},
-        {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}, "rope_theta": 1e4},
-        {"rope_scaling": {k: v for k, v in LLAMA3.items() if k != "original_max_position_embeddings"}},
-        {"rope_scaling": LLAMA3, "original_max_position_embeddings": 256},
+        {"rope_scaling": tiny.LLAMA3, "rope_theta": 5e5},
+        {"rope_parameters": tiny.LLAMA3 | {"rope_theta": 5e5}, "rope_theta": 1e4},
+        {"rope_scaling": {k: v for k, v in tiny.LLAMA3.items() if k != "original_max_position_embeddings"}},
+        {"rope_scaling": tiny.LLAMA3, "original_max_position_embeddings": 256},
         {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_type": "default"}},
         {"rope_scaling": {}, "rope_parameters": {"rope_theta": 3e4}},
     ],
@@ -164,9 +157,9 @@ def test_any_value_of_any_field_gives_a_sound_config_or_an_error_that_names_it(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(["rope_type", "type", "rope_theta", *LLAMA3]), JSON, st.sampled_from(["llama3", "linear"]))
+@given(st.sampled_from(["rope_type", "type", "rope_theta", *tiny.LLAMA3]), JSON, st.sampled_from(["llama3", "linear"]))
 def test_any_value_in_the_rope_parameters_is_read_or_named(field: str, value: Any, kind: str) -> None:
-    config = tiny.LLAMA | {"rope_scaling": LLAMA3 | {"rope_type": kind, field: value}}
+    config = tiny.LLAMA | {"rope_scaling": tiny.LLAMA3 | {"rope_type": kind, field: value}}
     said = refused(lambda: check_sound(*from_hf(config)))
     assert not said or ("rope_scaling: " in said and field in said)
 

@@ -17,17 +17,10 @@ from . import tiny
 
 torch.set_num_threads(1)
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "untied, biases": {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
-    "llama3 rope": {"rope_scaling": LLAMA3, "rope_theta": 500000.0, "head_dim": 24},
+    "llama3 rope": {"rope_scaling": tiny.LLAMA3, "rope_theta": 500000.0, "head_dim": 24},
     "linear rope, no groups": {"num_key_value_heads": 8, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
     "mistral": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False},

@@ -25,6 +25,14 @@ from closeranks.protocol import Begin, Row, Sampling, Step
 
 T = TypeVar("T")
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+"""Rope scaling of Llama 3."""
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
