@@ -120,10 +120,10 @@ class Network:
         room = next((x.room for x in message.ended if x.charged), None) if type(message) is Output else None
         if room is None:
             return False
-        state = self.world.random.choice(["placed", "spoke", "gap"])
+        state = self.world.random.choice(["placed", "spoke", "spoke", "gap", "gap"])
         if state == "gap":
             self.fates[RoomId(room.id, room.generation + 1)] = [0.0]
-        self.deliver_when(gateway, engine, message, room, state, self.world.now + 3.0)
+        self.deliver_when(gateway, engine, message, room, state, self.world.now + 12.0)
         return True
 
     def deliver_when(

@@ -101,7 +101,6 @@ class Engine:
         self._folder = folder
         self.plan = plan
         self._changed = changed
-        self.gave_up = asyncio.Event()
         self._stop = asyncio.Event()
         self._faults: list[tuple[float, set[str]]] = []
         """When each epoch ended by a fault, and which requests were in the step that failed."""
@@ -120,7 +119,7 @@ class Engine:
         self._stop.set()
 
     async def run(self) -> None:
-        """Start the first epoch and every next one; returns after `stop`, also when it has given up before."""
+        """Start the first epoch and every next one; returns after `stop`, or when it has given up (`state`)."""
         try:
             await self._run_epochs()
         finally:
@@ -148,8 +147,6 @@ class Engine:
                 await self._spares.end()
                 said = "cannot work as it is set up" if self._hopeless else "stopped after repeated faults"
                 log.error(f"engine {said}", engine=self.name, last=self.last_reason, incidents=str(self.incidents))
-                self.gave_up.set()
-                await self._stop.wait()
                 return
         self._set(State.STOPPED)
 

@@ -24,8 +24,9 @@ log = structlog.get_logger()
 class Service:
     """Runs `engines` and, if given, `gateway` until a signal, then ends the gateway first (it drains), engines after.
 
-    Where one engine of several has given up, the rest stays up: the gateway says which one. When the last one has,
-    nothing can be served any more, and whoever started the service has to know: it ends, its gateway without draining.
+    Its engines are one pair, or one: when one has given up, nothing can be served any more, and whoever started the
+    service has to know, so that it is started anew. It ends, its gateway without draining, instead of holding clients
+    for an engine that does not come back.
 
     `gateway` is restarted alone when it ends or stands still: engines do not depend on it. Output of all children is
     shown on stderr, line by line (`render`: see `Show`), while it also stays in their log files. All that is written
@@ -48,7 +49,7 @@ class Service:
         self._show = Show(self._children, self._write, render)
 
     async def run(self, started: Callable[[], None] | None = None) -> int:
-        """Until SIGINT, SIGTERM or SIGHUP (if not ignored), or no engine is left. 0: ended as wanted; 70: every engine
+        """Until SIGINT, SIGTERM or SIGHUP (if not ignored), or an engine has given up. 0: ended as wanted; 70: one
         has given up."""
         loop = asyncio.get_running_loop()
         numbers = [signal.SIGINT, signal.SIGTERM]
@@ -63,17 +64,15 @@ class Service:
         gateway = asyncio.create_task(self._gateway.run()) if self._gateway else None
         watched = [*engines, show, *([gateway] if gateway else [])]
         stop = asyncio.create_task(self._stop.wait())
-        dead = asyncio.create_task(self._all_gave_up())
         if started:
             started()
         try:
-            done, _ = await asyncio.wait([*watched, stop, dead], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([*watched, stop], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stop}:
-                task.result()  # a supervisor's own error ends the service, loudly
+                task.result()  # a supervisor's own error ends the service, loudly; an engine that gave up has none
         finally:
             stop.cancel()
-            dead.cancel()
-            given_up = self._is_dead()
+            given_up = self._given_up()
             log.info("service stops", drain_s=0 if given_up else self._drain_s)
             if not self._stop.is_set():
                 self._signalled()
@@ -86,24 +85,17 @@ class Service:
             await asyncio.gather(*engines, return_exceptions=True)
             show.cancel()
             self._show.now()
-        if not self._is_dead():
+        if not given_up:
             return 0
-        for engine in self.engines:
+        for engine in given_up:
             log.error(
                 "engine had given up", engine=engine.name, last=engine.last_reason, incidents=str(engine.incidents)
             )
-        log.error("service ended: no engine was left", exit_code=70)
+        log.error("service ended: nothing can be served without it", exit_code=70)
         return 70
 
-    def _is_dead(self) -> bool:
-        return bool(self.engines) and all(e.state is State.GIVEN_UP for e in self.engines)
-
-    async def _all_gave_up(self) -> None:
-        """Never without engines."""
-        for engine in self.engines:
-            await engine.gave_up.wait()
-        if not self.engines:
-            await asyncio.Event().wait()
+    def _given_up(self) -> list[Engine]:
+        return [engine for engine in self.engines if engine.state is State.GIVEN_UP]
 
     def _signalled(self) -> None:
         if self._gateway:
