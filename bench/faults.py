@@ -88,6 +88,12 @@ def clear_run_folder(served: Served) -> None:
     shutil.rmtree(served.run_dir, ignore_errors=True)  # its users write at the same time
 
 
+def remove_sockets_and_kill(served: Served) -> None:
+    for role in ("prefill", "decode"):
+        (served.run_dir / f"{role}.sock").unlink()
+    os.kill(served.pid_of("decode", "rank1"), signal.SIGKILL)
+
+
 def fill_disk(served: Served) -> None:
     with contextlib.suppress(OSError), (served.run_dir / "filler").open("wb", buffering=0) as file:
         while True:
@@ -170,6 +176,7 @@ def rows() -> list[Row]:
         Row("SIGSTOP, gateway", ENDS, strike=send_gateway(signal.SIGSTOP)),
         Row("SIGKILL, prefill leader and decode rank", RESUMES, strike=kill_both_sides),
         Row("run folder removed", RESUMES, strike=clear_run_folder),
+        Row("control sockets removed, decode rank killed", RESUMES, strike=remove_sockets_and_kill),
         Row("transfer sticks", RESUMES, (f"transfer.start:stick,{transfer}",)),
         Row("transfer sticks for 3 s", RIDES, (f"transfer.start:stick,{transfer},seconds=3",)),
         Row("transfer fails", RESUMES, (f"transfer.start:fail,{transfer}",)),

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -166,6 +167,38 @@ def test_a_removed_folder_ends_the_epoch_and_the_next_has_one(tmp_path: Path, pr
             manifest = json.loads((engine.last_incident / "manifest.json").read_text())
             assert "has been removed" in manifest["reason"]
             assert verdict(engine) == ("IPC_OR_EXTERNAL_LOST", "shown", "The run folder of prefill was removed")
+
+        await drive(engine, seen, steps)
+
+    asyncio.run(main())
+
+
+def test_a_removed_control_socket_ends_the_epoch(tmp_path: Path, program: str) -> None:
+    """Who is connected stays so, but no successor of the peer ever would be: the pair would serve nobody, for good."""
+    place = tmp_path / "control.sock"
+
+    def listen() -> None:
+        place.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(place))
+
+    def plan(epoch: Epoch, folder: Path) -> list[Program]:
+        listen()
+        (folder / "ready").touch()
+        settings = {"name": "leader", "beats": True, "exit": None, "endpoint": f"ipc://{place}"}
+        return [Program("leader", program, settings)]
+
+    async def main() -> None:
+        engine, seen = make(tmp_path, plan)
+
+        async def steps() -> None:
+            await until(seen, State.RUNNING)
+            place.unlink()
+            await until(seen, State.RECOVERING)
+            await until(seen, State.RUNNING)
+            assert engine.epoch.number == 2
+            assert "has been removed: nobody can connect" in engine.last_reason
+            assert verdict(engine) == ("IPC_OR_EXTERNAL_LOST", "shown", "The control socket of prefill was removed")
 
         await drive(engine, seen, steps)
 

@@ -192,6 +192,7 @@ class Engine:
         stopped = {c.name: standing.Stopped(c.pid) for c in self.children}
         progress = loading.Progress(self.name, self.children)
         ready = False
+        control = control_socket(programs[0])
         waits = {asyncio.create_task(c.wait(), name=c.name) for c in self.children}
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -220,6 +221,8 @@ class Engine:
                 if not ready:
                     progress.say()
                     continue
+                if control and is_gone(control, stat.S_ISSOCK):
+                    return f"control socket {control} has been removed: nobody can connect to this engine any more"
                 for program in programs:
                     if program.spare and await self._spares.prepare(program.name, program.module, program.env):
                         break  # one at a time: they take their time from those that serve
@@ -324,10 +327,16 @@ def said_exit(code: int | None) -> str:
     return f"exited with {code}" + (" (fault)" if code == FAULT else "")
 
 
-def is_gone(folder: Path) -> bool:
-    """Whether there certainly is no such folder; not where that cannot be told now."""
+def control_socket(leader: Program) -> Path | None:
+    """The file of the socket at which others connect to a leader; None where there is none (TCP, abstract)."""
+    kind, _, place = str(leader.settings.get("endpoint", "")).partition("://")
+    return Path(place) if kind == "ipc" and not place.startswith("@") else None
+
+
+def is_gone(path: Path, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> bool:
+    """Whether there certainly is no such thing (a folder); not where that cannot be told now."""
     try:
-        return not stat.S_ISDIR(folder.stat().st_mode)
+        return not is_kind(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:

@@ -15,6 +15,7 @@ _SEEN = (
     ("busy", re.compile(rf"({_PROCESS}) has not beaten for [\d.]+ s, in which it used [\d.]+ s of CPU")),
     ("asleep", re.compile(rf"({_PROCESS}) has not beaten for [\d.]+ s, in which it slept")),
     ("silent", re.compile(rf"({_PROCESS}) has not b(?:eaten|egun to beat)")),
+    ("cut_off", re.compile(r"control (s)ocket \S{0,4000} has been removed: ")),
     ("removed", re.compile(r"(\S)\S{0,4000} has been removed: ")),
 )
 
@@ -46,7 +47,7 @@ class Incident:
         else:
             for how, pattern in _SEEN:
                 if m := pattern.search(reason[:5000]):
-                    data |= {"how": how, "process": m[1] if how != "removed" else ""}
+                    data |= {"how": how, "process": m[1] if how not in ("cut_off", "removed") else ""}
                     break
         return [Event(src=src, kind="incident", time=_time(found.get("detected")), data=data)]
 

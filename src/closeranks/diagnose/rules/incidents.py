@@ -20,6 +20,10 @@ _STANDS = {
     "asleep": "slept within one turn of its loop",
     "silent": "does not run any more, though it is there",
 }
+_REMOVED = {
+    "removed": ("run folder", "seen it hang"),
+    "cut_off": ("control socket", "connected to it any more"),
+}
 _NAMED = {
     "digest": ("DESYNC_SAME_OP_SHAPE_OR_SEQ", SHOWN, "computed something else than the others: its digest differs"),
     "sequence": ("DESYNC_SAME_OP_SHAPE_OR_SEQ", SHOWN, "reported another step than the one that is open"),
@@ -69,10 +73,9 @@ def _finding(event: Event) -> Finding:
             f"the end of {process or 'leader'}.log beside it",
         ],
     }
-    if event.get("how") == "removed":
-        words = (
-            f"The run folder of {side} was removed; its epoch was ended, since nobody could have seen it hang.{drill}"
-        )
+    if event.get("how") in _REMOVED:
+        what, why = _REMOVED[str(event.get("how"))]
+        words = f"The {what} of {side} was removed; its epoch was ended, since nobody could have {why}.{drill}"
         return finding(
             "IPC_OR_EXTERNAL_LOST",
             SHOWN,
