@@ -4,12 +4,13 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 import pytest
 
-from closeranks.cli import _service, _settings, gateway, main, serve, watch
+from closeranks.cli import _recover, _service, _settings, gateway, main, recover, serve, top, watch
 
 
 class Part(msgspec.Struct):
@@ -192,3 +193,27 @@ def test_a_mistyped_variable_is_said(command: str, capsys: pytest.CaptureFixture
     assert said == (
         f"closeranks {command}: CLOSERANKS_PROT is no setting and does nothing (do you mean CLOSERANKS_PORT?)\n"
     )
+
+
+@pytest.mark.parametrize("command", [watch, recover, top])
+def test_one_file_serves_all_commands_that_watch(
+    command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "watch.yaml"
+    file.write_text('url: ["http://127.0.0.1:30000"]\nready-s: 900\nprobe: never\nport: 9410\ninterval: 0.5\n')
+    monkeypatch.setenv("CLOSERANKS_WATCH_CONFIG", str(file))
+    monkeypatch.setenv("CLOSERANKS_WATCH_COOLDOWN_S", "60")  # of recovery
+    monkeypatch.setenv("CLOSERANKS_WATCH_PROBE", "always")
+    monkeypatch.setenv("CLOSERANKS_WATCH_REDY_S", "5")
+    found = _recover.values_of("x", argparse.Namespace(), command._OPTIONS)
+    wanted = {"url": ("http://127.0.0.1:30000",), "ready_s": 900, "probe": "always", "port": 9410, "interval": 0.5,
+              "cooldown_s": 60}  # fmt: skip
+    names = {option.name for option in command._OPTIONS}
+    assert found == {name: value for name, value in wanted.items() if name in names}
+    assert len(found) in (2, 6)  # recovery's, top's; the watch's
+    assert capsys.readouterr().err == (
+        "closeranks x: CLOSERANKS_WATCH_REDY_S is no setting and does nothing (do you mean CLOSERANKS_WATCH_READY_S?)\n"
+    )
+    file.write_text("ready: 900\n")
+    with pytest.raises(_settings.SettingsError, match="unknown setting 'ready'"):
+        _recover.values_of("x", argparse.Namespace(), command._OPTIONS)

@@ -223,13 +223,39 @@ def test_pausing_updating_and_ending_in_a_log() -> None:
     assert log.paused
     lines(log, '[x] INFO:     1.2.3.4:1 - "POST /continue_generation HTTP/1.1" 200 OK')
     assert not log.paused
-    lines(log, '[x] "POST /update_weights_from_disk HTTP/1.1"')
+    lines(log, "[x] Update engine weights online from disk begin.")
+    assert log.updating
+    lines(log, '[x] INFO:     1.2.3.4:1 - "POST /update_weights_from_disk HTTP/1.1" 200 OK')  # once it is done
+    assert not log.updating
+    lines(log, '[x] INFO:     1.2.3.4:1 - "POST /release_memory_occupation HTTP/1.1" 200 OK')
     assert log.updating
     lines(log, "[x TP0] Decode batch, #running-req: 1, gen throughput (token/s): 3.0, #queue-req: 0")
     assert not log.updating
     lines(log, "[x] SIGTERM received. signum=None\n[x] Scheduler hit an exception: closed")
     assert log.ending
     assert log.crash == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '[x] INFO:     10.0.0.9:51000 - "GET /EngineDeadError HTTP/1.1" 404 Not Found',
+        '[x] INFO:     10.0.0.9:51000 - "GET /v1/models?a=SIGTERM received HTTP/1.1" 200 OK',
+        '[x] INFO:     10.0.0.9:51000 - "GET /a?b=Fatal Python error" HTTP/1.1" 404 Not Found',
+        '[x] INFO:     10.0.0.9:51000 - "POST /pause HTTP/1.1" 404 Not Found',
+        '[x] INFO:     10.0.0.9:51000 - "POST /pause_generation HTTP/1.1" 401 Unauthorized',
+        '[x] INFO:     10.0.0.9:51000 - "GET /a?/pause HTTP/1.1" 200 OK',
+        '[x] INFO:     10.0.0.9:51000 - "GET /release_memory_occupation HTTP/1.1" 405 Method Not Allowed',
+        "[x] Receive: obj=GenerateReqInput(rid='1', text='Scheduler hit an exception', image_data=None)",
+        "[x] Receive: obj=GenerateReqInput(rid='1', text='Exception in thread Thread-3 (transfer_worker):')",
+        "INFO 12-01 02:00:00 [logger.py:42] Received request cmpl-1: prompt: 'EngineDeadError', params: x",
+        "[x] Generated response cmpl-1: output: 'Generation paused by pause_generation'",
+    ],
+)
+def test_what_clients_send_says_nothing_of_the_engine(line: str) -> None:
+    log = Followed(())
+    lines(log, line)
+    assert (log.crash, log.thread, log.paused, log.updating, log.ending, log.ready) == ("", "", *[False] * 4)
 
 
 @pytest.mark.parametrize("name", ["usage_stats", "monitor", "tqdm_monitor", "asyncio_0"])

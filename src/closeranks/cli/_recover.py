@@ -1,25 +1,26 @@
-"""Options of recovery, the same for `closeranks recover` and `closeranks watch --act`.
+"""Settings of `closeranks watch`, `recover` and `top`, and the options of recovery, the same for the first two.
 
-`POLICY` goes into the command's own list of options, so that one `--config` file serves all of them.
+Each of them takes a part of `SETTINGS`; one `--config` file and one set of variables serve all.
 """
 
 import argparse
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from closeranks.cli._settings import SettingsError, only
+from closeranks.cli._settings import Option, SettingsError, gather, only, options, warn_of_strangers
 from closeranks.supervise.platforms import NAMES
 from closeranks.watch.recover import Recovery, Shown, default_folder
 from closeranks.watch.recover_state import Policy
 from closeranks.watch.recover_survey import Choice
+from closeranks.watch.settings import Settings
 
-POLICY = Policy
+SETTINGS = options([Settings, Policy], frozenset(), "CLOSERANKS_WATCH_")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--start-command", action="append", default=[], metavar="NAME=C", help="in place of its own command line"
     )
+
+
+def part_of(*structs: type[msgspec.Struct], without: frozenset[str] = frozenset()) -> list[Option]:
+    """Those of `SETTINGS` that a command has."""
+    names = {field.name for struct in structs for field in msgspec.structs.fields(struct)} - without
+    return [option for option in SETTINGS if option.name in names]
+
+
+def values_of(command: str, args: argparse.Namespace, known: Sequence[Option]) -> dict[str, Any]:
+    """What was set of `known`, by name; says which variables are no setting of any. Raises SettingsError."""
+    warn_of_strangers(command, SETTINGS)
+    return gather(args, known, elsewhere=SETTINGS)
 
 
 def recovery_of(

@@ -104,15 +104,19 @@ def add_flags(parser: argparse.ArgumentParser, known: Iterable[Option]) -> None:
 
 
 def gather(
-    args: argparse.Namespace, known: Sequence[Option], environment: Mapping[str, str] = os.environ
+    args: argparse.Namespace,
+    known: Sequence[Option],
+    environment: Mapping[str, str] = os.environ,
+    elsewhere: Sequence[Option] = (),
 ) -> dict[str, Any]:
     """The values that were set anywhere, by name, converted to their types.
 
+    `elsewhere`: settings of other commands that read the same file; its keys may be theirs.
     Raises SettingsError for an unknown key in the file, for a setting that one source gives twice and for a value that
     does not convert, naming its source.
     """
     path = getattr(args, "config", None) or environment.get(known[0].prefix + "CONFIG")
-    values = _from_file(path, known) if path else {}
+    values = _from_file(path, known, elsewhere) if path else {}
     for option in known:
         given = [variable for variable in option.variables if variable in environment]
         if len(given) > 1:
@@ -150,12 +154,15 @@ def only(struct: type[msgspec.Struct], values: Mapping[str, Any]) -> dict[str, A
     return {name: value for name, value in values.items() if name in names}
 
 
-def _from_file(path: str, known: Iterable[Option]) -> dict[str, Any]:
+def _from_file(path: str, known: Iterable[Option], elsewhere: Iterable[Option]) -> dict[str, Any]:
     by_spelling = {name: option for option in known for name in option.spellings}
+    others = {name for option in elsewhere for name in option.spellings} - by_spelling.keys()
     values: dict[str, Any] = {}
     keys: dict[str, Any] = {}
     for key, value in _read_yaml(path):
         spelling = str(key).replace("-", "_")
+        if spelling in others:
+            continue
         if spelling not in by_spelling:
             said = f"{path}: unknown setting {key!r}{_nearest(spelling, list(by_spelling))}"
             raise SettingsError(f"{said}; `--help` lists the settings")

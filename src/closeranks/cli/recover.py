@@ -14,19 +14,19 @@ import msgspec
 import structlog
 
 from closeranks.cli import _recover
-from closeranks.cli._settings import SettingsError, add_flags, gather, options
+from closeranks.cli._settings import SettingsError, add_flags
 from closeranks.output import make_unblocking
 from closeranks.watch.discover import Finder
 from closeranks.watch.recover import Outcome, Preview, Recovery
 from closeranks.watch.recover_act import loops_of
 from closeranks.watch.recover_journal import Entry, JournalDamaged, episodes, read
-from closeranks.watch.recover_state import Action, Case, Refusal
+from closeranks.watch.recover_state import Action, Case, Policy, Refusal
 from closeranks.watch.recover_survey import Ending
 from closeranks.watch.recover_units import units_of
 from closeranks.watch.snapshot import EngineSeen
 
 HELP = "bring wedged engines back: end their process trees, start them, check the path (or show how, with --dry-run)"
-_OPTIONS = options([_recover.POLICY], frozenset(), "CLOSERANKS_WATCH_")
+_OPTIONS = _recover.part_of(Policy)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         show = (lambda shown: None) if args.json else _recover.show_step
-        recovery = _recover.recovery_of(args, gather(args, _OPTIONS), show)
+        values = _recover.values_of("recover", args, _OPTIONS)
+        recovery = _recover.recovery_of(args, values, show)
     except SettingsError as error:
         print(f"closeranks recover: {error}", file=sys.stderr)
         return 2

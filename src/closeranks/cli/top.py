@@ -13,14 +13,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from closeranks.cli._recover import is_address
-from closeranks.cli._settings import SettingsError, add_flags, gather, options
+from closeranks.cli import _recover
+from closeranks.cli._settings import SettingsError, add_flags
 from closeranks.watch.picture import Engine, Observer, Picture
 from closeranks.watch.recover import default_folder
 from closeranks.watch.settings import Settings
 
 HELP = "engines, ranks and what each does, live; takes no stacks and changes nothing"
-_OPTIONS = options([Settings], frozenset({"log", "probe", "probe_url", "port", "wait_s"}), "CLOSERANKS_WATCH_")
+_OPTIONS = _recover.part_of(Settings, without=frozenset({"log", "probe", "probe_url", "port", "wait_s"}))
 _COLOURS = {"healthy": "green", "suspect": "yellow", "confirmed": "bold red", "excluded": "cyan", "blind": "magenta"}
 SETTLE_LOOKS = 3
 """Looks of `--once`: rates need two, and a state three."""
@@ -37,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0; with --once 1 if an engine is suspect or confirmed, 3 if none is seen or one is blind. 2 usage."""
     try:
-        settings = Settings(**gather(args, _OPTIONS))
+        settings = Settings(**_recover.values_of("top", args, _OPTIONS))
     except SettingsError as error:
         print(f"closeranks top: {error}", file=sys.stderr)
         return 2
     if not 0.2 <= settings.interval <= 60:
         print(f"closeranks top: --interval {settings.interval}: between 0.2 and 60 seconds", file=sys.stderr)
         return 2
-    bad = next((url for url in settings.url if not is_address(url, port=True)), None)
+    bad = next((url for url in settings.url if not _recover.is_address(url, port=True)), None)
     if bad is not None:
         print(f"closeranks top: --url {bad}: an address such as http://127.0.0.1:30000", file=sys.stderr)
         return 2

@@ -13,12 +13,12 @@ from typing import Any
 import structlog
 
 from closeranks.cli import _recover
-from closeranks.cli._settings import SettingsError, add_flags, gather, only, options
+from closeranks.cli._settings import SettingsError, add_flags, only
 from closeranks.output import make_unblocking
 from closeranks.watch.settings import Settings
 
 HELP = "watch the engines on this machine: see a wedge in seconds, keep the evidence, say what it is"
-_OPTIONS = options([Settings, _recover.POLICY], frozenset(), "CLOSERANKS_WATCH_")
+_OPTIONS = _recover.SETTINGS
 ONCE_S = 8.0
 """`--once` looks so long, shorter once all is confirmed and kept, and up to `ONCE_LIMIT_S` under a suspicion."""
 ONCE_LIMIT_S = 45.0
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """0 sound (or ended by a signal), 1 a finding, 2 usage, 3 nothing to see or could not judge."""
     make_unblocking()
     try:
-        values = gather(args, _OPTIONS)
+        values = _recover.values_of("watch", args, _OPTIONS)
         settings = Settings(**only(Settings, values))
         recovery = _recover.recovery_of(args, values, (lambda shown: None) if args.json else _recover.show_step)
     except SettingsError as error:

@@ -38,6 +38,11 @@ _STEERS = re.compile(
 _SECRET = re.compile(r"(?i)key|token|secret|passw|credential|auth|cookie")
 
 
+def without_request(line: str) -> str:
+    """A log line up to where what a client sent, or was sent, begins."""
+    return _REQUEST.sub(lambda m: m["head"], line)
+
+
 def scrub(text: str) -> str:
     """`text` without secrets and without what requests carried. Linear."""
     return redact(_REQUEST.sub(lambda m: m["head"] + MASK, text))

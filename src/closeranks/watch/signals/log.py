@@ -1,6 +1,8 @@
 """The engine's log, followed line by line. A raised error there is proof; most other lines only say what is going on.
 
-Lines are searched for fixed texts; nothing of a line is kept but which text it held and the names of threads.
+Lines are searched for fixed texts; nothing of a line is kept but which text it held and the names of threads. What
+clients send is in log lines too, and must say nothing of the engine: a line is searched up to where a request begins,
+and of an access line only the path counts of a request that was carried out.
 """
 
 import os
@@ -8,6 +10,7 @@ import re
 import time
 from collections.abc import Sequence
 
+from closeranks.evidence.gather import without_request
 from closeranks.watch import procfs
 from closeranks.watch.aside import Aside
 from closeranks.watch.signals import Readings
@@ -29,11 +32,25 @@ _READY = (
 )
 _ENDS = (b"SIGTERM received", b"Gracefully exiting", b"INFO:     Shutting down", b"Waiting for application shutdown",
          b"rank stopped", b"trigger received signal=SIG", b"API server: shutdown triggered")  # fmt: skip
-_PAUSES = (b"Generation paused by pause_generation", b"/pause_generation HTTP", b"POST /pause HTTP",
-           b"POST /pause?", b"POST /sleep")  # fmt: skip
-_RESUMES = (b"Generation continued", b"/continue_generation HTTP", b"POST /resume HTTP", b"POST /wake_up")
-_UPDATES = (b"update_weights_from", b"Update engine weights", b"release_memory_occupation")
-_UPDATED = (b"Update weights end", b"weights updated", b"resume_memory_occupation", b"throughput (token/s)")
+_PAUSES = (b"Generation paused by pause_generation",)
+_RESUMES = (b"Generation continued",)
+_UPDATES = (b"update_weights_from", b"Update engine weights")
+_UPDATED = (b"Update weights end", b"weights updated", b"throughput (token/s)")
+_ACCESS = re.compile(rb' - "[A-Z]+ (?:/[^ ?"]*)?/([^/ ?"]*).* HTTP/[\d.]+" (\d{3})\b')
+"""A request that was answered, as uvicorn tells it: the last part of its path and the status."""
+_ASKED: dict[bytes, tuple[str, bool]] = {
+    b"pause_generation": ("paused", True),
+    b"pause": ("paused", True),
+    b"sleep": ("paused", True),
+    b"continue_generation": ("paused", False),
+    b"resume": ("paused", False),
+    b"wake_up": ("paused", False),
+    b"release_memory_occupation": ("updating", True),
+    b"resume_memory_occupation": ("updating", False),
+    b"update_weights_from_disk": ("updating", False),  # carried out by the time that it is answered
+    b"update_weights_from_distributed": ("updating", False),
+    b"update_weights_from_tensor": ("updating", False),
+}
 _CRASHES: dict[bytes, str] = {
     b"Scheduler hit an exception": "the scheduler raised an exception",
     b"crashed with exit code": "a child process crashed",
@@ -50,6 +67,14 @@ _CRASHES: dict[bytes, str] = {
     b"Watchdog caught collective operation timeout": "a collective ran into its time limit",
     b"Fatal Python error": "the interpreter ended by a fatal error",
 }
+_SAYS = re.compile(
+    b"|".join(
+        re.escape(text)
+        for text in (
+            *_STARTS, *_READY, *_ENDS, *_PAUSES, *_RESUMES, *_UPDATES, *_UPDATED, *_CRASHES, b"Exception in thread"
+        )
+    )
+)  # fmt: skip
 _THREAD = re.compile(rb"Exception in thread (?:Thread-\d+ \()?([\w:.-]{1,60})")
 _HELPERS = re.compile(
     rb"^(bootstrap_thread|transfer_worker|decode_listener_thread|decode_thread|prefetch_\w+|backup_thread_func"
@@ -118,6 +143,14 @@ class Followed:
     def line(self, line: bytes) -> None:
         """Take in one line."""
         self.lines += 1
+        if (asked := _ACCESS.search(line)) is not None:
+            name, value = _ASKED.get(asked[1], ("", False))
+            if name and asked[2].startswith(b"2"):
+                setattr(self, name, value)
+            return
+        if _SAYS.search(line) is None:
+            return
+        line = without_request(line.decode(errors="replace")).encode()
         if any(text in line for text in _STARTS):
             self.begin()
             return
