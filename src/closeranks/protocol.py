@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-VERSION = 3
+VERSION = 4
 """Raised whenever a struct changes; engines that pair refuse another version, with both values named."""
 
 
@@ -437,11 +437,14 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Who I am; first message of a link, and again to whoever shows that it does not know this instance."""
 
     engine: str
+    """For people: engines may share a name."""
+    origin: int
+    """Random, kept beside the number of the last epoch: epochs of one origin follow each other, others say nothing."""
     role: str
     epoch: int
     instance: int
     ended_epoch: int
-    """Every process of this engine's epochs up to this one has been ended and reaped by its supervisor."""
+    """Every process of this origin's epochs up to this one has been ended and reaped by its supervisor."""
     fingerprint: Fingerprint
     memories: list[Memory]
 

@@ -176,7 +176,7 @@ def test_ranks_ask_for_huge_pages_unless_the_user_tunes_the_library(
     if set_by_user:
         monkeypatch.setenv("GLIBC_TUNABLES", set_by_user)
     values = {"model_path": "model", "cache_dir": str(tmp_path)}
-    leader, *ranks = serve.plan("both", tmp_path, "tcp://127.0.0.1:1", 2, values)(Epoch(1, 1, 0), tmp_path)
+    leader, *ranks = serve.plan("both", tmp_path, "tcp://127.0.0.1:1", 2, values)(Epoch(1, 1, 1, 0), tmp_path)
     assert [r.env for r in ranks] == [{} if set_by_user else {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}] * 2
     assert leader.env == {}
 

@@ -1,5 +1,6 @@
 """Start, keys, drain and end of the process."""
 
+import asyncio
 import json
 import signal
 import socket
@@ -11,6 +12,12 @@ from pathlib import Path
 
 import pytest
 import zmq.auth
+
+from closeranks.gateway.__main__ import serve
+from closeranks.gateway.errors import from_end
+from closeranks.gateway.resume import End
+from closeranks.gateway.service import Gateway
+from closeranks.gateway.settings import Settings
 
 from . import tiny
 from .client import Raw, call, chat
@@ -66,6 +73,26 @@ def test_term_lets_open_streams_end_and_exits_0(tmp_path: Path) -> None:
         assert b'"finish_reason":"length"' in text
         raw.close()
         assert running.process.wait(15) == 0
+
+
+def test_a_gateway_whose_clock_has_stopped_ends_for_another_to_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its server would go on, and open requests would get no token, no comment and no error."""
+
+    async def broken(self: Gateway) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Gateway, "_run", broken)
+    endpoint = f"ipc://{tmp_path}/nobody.sock"
+    given = Settings(run_dir=str(tmp_path), model_dir=str(tiny.write(tmp_path / "model")), port=0, both=[endpoint])
+    assert asyncio.run(serve(given)) == 70
+    assert "a defect" in capsys.readouterr().out
+
+
+def test_what_would_fail_again_is_not_tried_again_by_clients() -> None:
+    for reason, wanted in {"poison": "false", "grammar": "false", "deadline": None}.items():
+        assert from_end(End(reason, "x"), "r").headers().get("x-should-retry") == wanted
 
 
 @pytest.mark.slow

@@ -24,12 +24,22 @@ class Engine:
         self.late: dict[str, tuple[str, Any]] = {}
         """Kind of message -> the last one of a peer, which may come to the next life, too."""
         self.epoch = 0
+        """Counts all lives."""
+        self.origin = self.world.random.getrandbits(62) + 1
+        self.forgotten = 0
+        """Lives before the run folder was lost: epochs are counted from there."""
         self.life: Life
         self.start()
 
     def config(self, epoch: int, instance: int) -> Config:
         return Config(
-            engine=self.name, role=self.role, epoch=epoch, instance=instance, ended_epoch=epoch - 1, **self.options
+            engine=self.role if self.network.namesakes else self.name,
+            role=self.role,
+            epoch=epoch,
+            instance=instance,
+            origin=self.origin,
+            ended_epoch=epoch - 1,
+            **self.options,
         )
 
     def start(self) -> None:
@@ -37,8 +47,10 @@ class Engine:
         if self.epoch > 1 and self.network.restless:
             self.broken = self.broken or self.world.random.random() < 0.04
             self.unlike = self.unlike or self.world.random.random() < 0.04
+            if self.world.random.random() < 0.2:  # its run folder is lost, and the number of its last epoch with it
+                self.forgotten, self.origin = self.epoch - 1, self.world.random.getrandbits(62) + 1
         instance = self.world.random.getrandbits(62) + 1
-        self.life = Life(self, self.epoch, instance)
+        self.life = Life(self, self.epoch - self.forgotten, instance)
         self.network.lives[instance] = self.life
         self.network.identities[self.life.identity] = self.life
         for link, message in self.late.values() if self.network.restless else ():

@@ -30,6 +30,8 @@ class Network:
         self.engines: dict[str, Engine] = {}
         self.gateways: dict[str, Gateway] = {}
         self.pairs: list[tuple[str, str]] = []
+        self.namesakes = world.random.random() < 0.6
+        """Engines of a role have one name, as two hosts' have."""
         self.restless = not world.calm
         """Engines may fail at their start."""
         self.cuts: dict[tuple[str, str], float] = {}

@@ -191,6 +191,11 @@ class Run:
             world.run_until(world.now + 0.5)
         if self.gateway.clients:
             raise Violation(f"requests without an end: {[f'{x:016x}.1' for x in self.gateway.clients]}")
+        world.run_until(world.now + 8)
+        origins = {engine.origin for engine in engines.values()}
+        for engine in engines.values():
+            if any(gone.origin not in origins for gone in engine.life.leader.peers.gone.values()):
+                engine.kill()  # nobody can say any more of those that they are dead
         # whatever is still open ends by a deadline, a lease, a promise or a fault
         until = world.now + 60
         while world.now < until and not self.at_rest():

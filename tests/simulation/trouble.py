@@ -48,6 +48,25 @@ def partition(run: Any, life: Any) -> None:
     run.network.isolate(life.engine, run.world.random.choice([0.5, 3.0, 8.0]))
 
 
+def sunder(run: Any, life: Any) -> None:
+    """An engine and one of its peers hear nothing of each other, for more than a lease; gateways reach both."""
+    network, random = run.network, run.world.random
+    pairs = [pair for pair in network.pairs if life.engine.name in pair]
+    if pairs:
+        a, b = random.choice(pairs)
+        first = random.choice([4.5, 5.2, 5.6, 6.5, 9.0, 14.0])
+        ways = random.choice([((a, b), (b, a)), ((a, b),), ((b, a),)])
+        for way in ways:
+            run.world.partitions[way] = run.world.now + first
+        if random.random() < 0.4:  # a word or two get through, then nothing again
+            run.world.after(first + random.choice([0.3, 0.6, 1.0]), again, run, a, b)
+
+
+def again(run: Any, a: str, b: str) -> None:
+    if run.loading:
+        run.world.partitions[a, b] = run.world.partitions[b, a] = run.world.now + 9.0
+
+
 def lose_device(run: Any, life: Any) -> None:
     life.nowhere = True
 
@@ -161,6 +180,7 @@ TROUBLES: dict[str, Callable[[Any, Any], None]] = {
     "digest": mischief("digest"),
     "short": mischief("short"),
     "partition": partition,
+    "sunder": sunder,
     "lose_device": lose_device,
     "gateway": gateway,
     "cut_gateway": cut_gateway,

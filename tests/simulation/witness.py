@@ -3,7 +3,7 @@
 from typing import Any
 
 from closeranks.engine.leader import rooms as r
-from closeranks.engine.leader.peers import NAMED, UP
+from closeranks.engine.leader.peers import DIALLED, NAMED, UP
 from closeranks.engine.leader.rooms import Room
 from closeranks.protocol import Abort, Checked, Ended, Output, RankFault, RoomId, Step, Submit
 from tests.simulation import invariants
@@ -32,7 +32,7 @@ class Witness:
         self.aborted: dict[RoomId, float] = {}
         self.bad_step = 0
         """Number of a step of which some rank reports another digest or too few tokens."""
-        self.waits: dict[RoomId | str, float] = {}
+        self.waits: dict[object, float] = {}
         """Room or link -> since when the two sides do not agree on it."""
         self.proven: dict[int, float] = {}
         """Dead instance -> since when nothing is waited for that could free its pages."""
@@ -123,6 +123,7 @@ class Witness:
                 raise Violation(f"{self.name}: {room.id} waits for a grammar that is not being compiled")
         if leader.config.role != "both":
             self.look_at_peers()
+            self.look_at_silence()
             self.look_at_the_gone(now)
             self.look_for_lost_words(now)
 
@@ -134,10 +135,29 @@ class Witness:
             if peer is not None and link.state in (NAMED, UP) and peer.fingerprint != self.life.fingerprint:
                 raise Violation(f"{self.name} is paired with {peer.engine.name}, whose fingerprint differs")
 
+    def look_at_silence(self) -> None:
+        """No room waits for a peer of which nothing is heard, longer than a lease."""
+        leader = self.life.leader
+        for link in leader.peers.links.values():
+            known = link.instance in leader.peers.known or link.instance in leader.peers.leaving
+            if link.state == UP and not link.fence and not known:
+                raise Violation(f"{self.name}: {link.name} is up, and its ranks are not to know it")
+            for room in link.rooms.values():
+                if room.state == r.WAITING and room.instance and link.state == DIALLED:
+                    raise Violation(f"{self.name}: {room.id} is bound to {link.name}, which has fallen silent")
+                since = link.heard_at if room.state == r.RESERVED else max(room.waiting_since, link.heard_at)
+                waits = room.state == r.RESERVED or (room.state == r.WAITING and link.state != UP)
+                if waits and leader.at - since > leader.config.lease_s + 1.5:
+                    raise Violation(
+                        f"{self.name}: {room.id} is {room.state} for {link.name}, of which nothing is heard"
+                    )
+
     def look_at_the_gone(self, now: float) -> None:
         """An instance that is proven dead, and that every rank has dropped, holds no pages any more."""
-        proven = {}
+        lives, proven = self.life.engine.network.lives, {}
         for instance, gone in self.life.leader.peers.gone.items():
+            if not self.life.leader.peers.dials and lives[instance].alive:
+                raise Violation(f"{self.name} takes {lives[instance].engine.name}, which lives, for replaced")
             if gone.reaped and not gone.undropped and any(room.writable for room in gone.rooms.values()):
                 proven[instance] = self.proven.get(instance, now)
                 if now - proven[instance] > 1.0:
@@ -146,7 +166,7 @@ class Witness:
 
     def look_for_lost_words(self, now: float) -> None:
         """What was said and lost is said again until it is heard, so the two sides of a room soon agree."""
-        life, waits = self.life, dict[RoomId | str, float]()
+        life, waits = self.life, dict[object, float]()
         if life.world.weather.loss > LOSSY:
             self.waits = waits
             return
@@ -159,12 +179,21 @@ class Witness:
                 waits[room.id] = self.waits.get(room.id, now)
                 if now - waits[room.id] > LOST_WORD_S:
                     raise Violation(f"{self.name}: {room.id} stays {room.state}, though {flaw}")
+        for link in leader.peers.links.values():
+            peer = network.lives.get(link.instance)
+            if link.state == UP and not link.met and not link.fence and peer is not None and self.reaches(peer, now):
+                waits[link.name, "met"] = self.waits.get((link.name, "met"), now)
+                if now - waits[link.name, "met"] > LOST_WORD_S + leader.config.step_deadline_s:
+                    raise Violation(f"{self.name} never introduces {link.name} to its ranks")
         for link in leader.peers.links.values() if leader.peers.dials else ():
             peer = network.engines[link.name].life
-            if link.state in (NAMED, UP) and link.instance != peer.instance and self.reaches(peer, now):
+            other = (
+                link.instance != peer.instance if link.state in (NAMED, UP) else link.state == DIALLED and link.rooms
+            )
+            if other and self.reaches(peer, now):
                 waits[link.name] = self.waits.get(link.name, now)
                 if now - waits[link.name] > LOST_WORD_S:
-                    raise Violation(f"{self.name} takes {link.name} for its predecessor")
+                    raise Violation(f"{self.name} does not know {link.name} as what it is")
         self.waits = waits
 
     def reaches(self, peer: Any, now: float) -> bool:
@@ -183,7 +212,8 @@ class Witness:
             dropped = all(peer.instance in ranks for ranks in life.transfers.dropped)
             successor = peer.engine.life
             met = any(x.state == UP and x.instance == successor.instance for x in life.leader.peers.links.values())
-            if room.state == r.ENDED and dropped and met and self.reaches(successor, now):
+            told = successor.leader.config.origin == peer.leader.config.origin
+            if room.state == r.ENDED and told and dropped and met and self.reaches(successor, now):
                 return "its writer is dead and dropped"
             return ""
         fences = [x.fence for x in life.leader.peers.links.values() if x.instance == peer.instance]

@@ -8,6 +8,9 @@ from typing import Any
 
 from tests.simulation.weather import FAIR, Weather
 
+STORM = 200_000
+"""So many events at a stretch are a storm of messages, after the load has ended."""
+
 
 class Violation(AssertionError):
     """An invariant does not hold."""
@@ -54,8 +57,11 @@ class World:
         return True
 
     def run_until(self, at: float) -> None:
+        begun = self.events
         while self.heap and self.heap[0][0] <= at:
             self.step()
+            if self.events - begun > STORM:
+                raise Violation(f"{STORM} events by {self.now:.1f} s: words call forth words without end")
         self.now = max(self.now, at)
 
     def note(self, where: str, what: object) -> None:

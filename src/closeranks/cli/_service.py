@@ -16,7 +16,19 @@ from closeranks.supervise.service import DRAIN_S
 Count = Annotated[int, msgspec.Meta(ge=1)]
 # set by the supervisor, or meant for one role only; everything else of the three structs is a setting of `serve`
 INTERNAL = frozenset(
-    {"run_dir", "engine", "role", "epoch", "instance", "ended_epoch", "rank", "tp_size", "ranks_endpoint", "rendezvous"}
+    {
+        "run_dir",
+        "engine",
+        "role",
+        "epoch",
+        "instance",
+        "origin",
+        "ended_epoch",
+        "rank",
+        "tp_size",
+        "ranks_endpoint",
+        "rendezvous",
+    }
     | {"model_dir", "prefill", "decode", "both", "endpoint", "log_dir", "salt_file", "drain_s", "first_gpu"}
 )
 ELSEWHERE = (PARENT, HEART, "CLOSERANKS_WATCH_*", "CLOSERANKS_STATE_DIR", "CLOSERANKS_SPECIMEN_*")

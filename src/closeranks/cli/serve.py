@@ -200,6 +200,7 @@ def plan(role: str, folder: Path, endpoint: str, tp_size: int, values: dict[str,
             "role": role,
             "epoch": epoch.number,
             "instance": epoch.instance,
+            "origin": epoch.origin,
             "ended_epoch": epoch.ended,
             "tp_size": tp_size,
             "ranks_endpoint": f"ipc://{place}/ranks.sock",
@@ -314,7 +315,7 @@ def show(engines: list[Engine], gateway: Program | None) -> None:
     """`--dry-run`: one JSON object with every process that would be started. Raises NotWritten."""
     found = {}
     for engine in engines:
-        programs = engine.plan(Epoch(1, 0, 0), Path("EPOCH"))
+        programs = engine.plan(Epoch(1, 0, 0, 0), Path("EPOCH"))
         found[engine.name] = [{"name": p.name, "module": p.module, "settings": p.settings} for p in programs]
     if gateway:
         found["gateway"] = [{"name": "gateway", "module": gateway.module, "settings": _redacted(gateway.settings)}]

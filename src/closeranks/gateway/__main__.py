@@ -53,8 +53,13 @@ async def serve(given: settings.Settings) -> int:
     _write(place, server.said(port, os.getpid()))
     log.info("gateway listens", host=given.host, port=port)
     stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    turning = gateway.turning()
+    await asyncio.wait({serving, stopping, turning}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    if turning.done():  # nothing keeps deadlines, retries and comments any more: another process does
+        log.error("gateway is broken", error=repr(turning.exception()), exc_info=turning.exception())
+        await gateway.stop()
+        return 70
     if not serving.done():
         await gateway.drain()
         http.should_exit = True

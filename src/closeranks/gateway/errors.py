@@ -48,7 +48,9 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def headers(self) -> dict[str, str]:
-        return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))} if self.retry_after_s > 0 else {}
+        if self.retry_after_s > 0:
+            return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+        return {"x-should-retry": "false"} if self.code in NOT_AGAIN else {}
 
 
 def shown(value: object, most: int = 64) -> str:
@@ -106,6 +108,10 @@ class Unavailable(ApiError):
     status = 503
     type = "service_unavailable"
     code = "service_unavailable"
+
+
+NOT_AGAIN = frozenset({"poison_request", "grammar_failed"})
+"""They would fail in the same way, and take an engine along. OpenAI's clients try a 500 again but for this header."""
 
 
 class Failed(ApiError):

@@ -70,6 +70,11 @@ class Gateway:
             self._links[endpoint] = engines.Link(self._context, endpoint, name, self, self.settings.curve_key_file)
         self._tick = asyncio.get_running_loop().create_task(self._run())
 
+    def turning(self) -> asyncio.Task[None]:
+        """What keeps time, from `start` to `stop`. That it ends before is a fault of this program."""
+        assert self._tick is not None
+        return self._tick
+
     async def drain(self) -> None:
         """Take nothing new; let what is open go on for `drain_s`, then end it."""
         self.draining = True

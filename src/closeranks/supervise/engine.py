@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -22,7 +23,7 @@ from pathlib import Path
 import structlog
 
 from closeranks.faults import RECORD, read_record
-from closeranks.supervise import child, incident, loading, standing
+from closeranks.supervise import child, former, incident, loading, standing
 from closeranks.supervise.spares import Spares
 
 STORM_EPOCHS = 3
@@ -74,10 +75,15 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What tells one life of an engine from the next. Peers take `ended` as attested: all up to it is reaped."""
+    """What tells one life of an engine from the next. Peers take `ended` as attested: all up to it is reaped.
+
+    `origin` is random and stands beside the number on disk: where that is lost, numbers begin anew, and say nothing of
+    the epochs before.
+    """
 
     number: int
     instance: int
+    origin: int
     ended: int
 
 
@@ -91,7 +97,7 @@ class Engine:
     def __init__(self, name: str, python: str, folder: Path, plan: Plan, changed: Callable[["Engine"], None]) -> None:
         self.name = name
         self.state = State.STARTING
-        self.epoch = Epoch(0, 0, 0)
+        self.epoch = Epoch(0, 0, 0, 0)
         self.children: list[child.Child] = []
         self.restarts = 0
         self.last_incident: Path | None = None
@@ -126,13 +132,16 @@ class Engine:
             await self._spares.end()
 
     async def _run_epochs(self) -> None:
-        number = self._last_epoch()
+        number, origin = self._last_epoch()
+        if not await former.gone(self._folder / str(number) / former.FILE):
+            log.error("processes of a former life cannot be ended; what they may still write is not taken for over")
+            origin = secrets.randbits(62) + 1  # nothing is said of that life
         while not self._stop.is_set():
             number += 1
-            self.epoch = Epoch(number, secrets.randbits(62) + 1, number - 1)
+            self.epoch = Epoch(number, secrets.randbits(62) + 1, origin, number - 1)
             self._set(State.STARTING if not self.restarts else State.RECOVERING)
             try:
-                self._remember_epoch(number)
+                self._remember_epoch(number, origin)
                 reason = await self._live(self._folder / str(number))
             except OSError as error:  # a full disk, no process to be had: may pass, and says nothing of the engine
                 log.error("engine cannot be started now", engine=self.name, error=str(error), again_in_s=AGAIN_S)
@@ -164,6 +173,7 @@ class Engine:
                 spare = self._spares.take(program.name, path, place) if program.spare else None
                 argv = [self._python, "-m", program.module, str(path)]
                 self.children.append(spare or await child.start(program.name, argv, place, program.env))
+            former.remember(folder / former.FILE, [c.pid for c in self.children])
             log.info("engine starts", engine=self.name, epoch=self.epoch.number, pids=[c.pid for c in self.children])
             reason = await self._watch(folder, programs)
             if reason is not None:
@@ -220,6 +230,8 @@ class Engine:
                     self._say_back(at)
                 if not ready:
                     progress.say()
+                    if fault := progress.fault():
+                        return fault
                     continue
                 if control and is_gone(control, stat.S_ISSOCK):
                     return f"control socket {control} has been removed: nobody can connect to this engine any more"
@@ -304,18 +316,23 @@ class Engine:
         except OSError as error:
             log.warning("past epochs could not be removed", engine=self.name, error=str(error))
 
-    def _last_epoch(self) -> int:
+    def _last_epoch(self) -> tuple[int, int]:
+        """Number of the last epoch and its origin; none, and a new origin, where that cannot be read."""
         try:
-            return int((self._folder / "epoch").read_text())
+            number, *origin = (int(word) for word in (self._folder / "epoch").read_text().split())
         except (OSError, ValueError):
-            return 0
+            number, origin = 0, []
+        return number, origin[0] if origin else secrets.randbits(62) + 1
 
-    def _remember_epoch(self, number: int) -> None:
+    def _remember_epoch(self, number: int, origin: int) -> None:
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it has the control sockets
         self._folder.mkdir(exist_ok=True)
         new = self._folder / "epoch.new"
-        new.write_text(f"{number}\n")
-        new.rename(self._folder / "epoch")  # whole or not at all: a number is never used twice
+        with new.open("w") as file:
+            file.write(f"{number} {origin}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(self._folder / "epoch")  # whole or not at all: a number of an origin is never used twice
 
 
 def said_exit(code: int | None) -> str:

@@ -10,6 +10,11 @@ from closeranks.supervise.child import Child
 from closeranks.supervise.standing import cpu_s, read_bytes
 
 EVERY_S = 10.0
+LOOK_S = 5.0
+IDLE = 0.01
+"""A process that waits may use so much of a core."""
+STILL_S = 120.0
+"""Ranks that load, and for so long use no CPU and read nothing, do not come any more."""
 RANK_READY = b"rank ready"
 """A rank says so in its log when it has loaded, and then joins."""
 
@@ -24,6 +29,10 @@ class Progress:
         self._children = children
         self._begun = self._next = time.monotonic()
         self._loaded: set[str] = set()
+        self._looked = self._begun
+        self._did: dict[str, tuple[float, int]] = {}
+        """CPU seconds and bytes read by each rank at the last look at which there was something new."""
+        self._still_s = 0.0
 
     def say(self) -> None:
         now = time.monotonic()
@@ -39,6 +48,22 @@ class Progress:
             loaded=sorted(self._loaded),
             **{c.name: _work(c.pid) for c in ranks if c.name not in self._loaded},
         )
+
+    def fault(self) -> str:
+        """What is wrong; empty: nothing. Time in which nobody looked (this process was stopped) does not count."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return ""
+        took, self._looked = min(now - self._looked, 2 * LOOK_S), now
+        did = {c.name: (cpu_s(c.pid) or 0.0, read_bytes(c.pid) or 0) for c in self._children[1:]}
+        old = self._did
+        if any(n not in old or cpu - old[n][0] > IDLE * took or read > old[n][1] for n, (cpu, read) in did.items()):
+            self._did, self._still_s = did, 0.0
+            return ""
+        self._did, self._still_s = did, self._still_s + took
+        if self._still_s < STILL_S:
+            return ""
+        return f"{', '.join(did)} did not load: for {self._still_s:.0f} s they have used no CPU and read nothing"
 
 
 def _work(pid: int) -> str:

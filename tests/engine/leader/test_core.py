@@ -411,7 +411,7 @@ def test_unlike_ranks_do_not_start() -> None:
 
 
 def hello(role: str = "decode", fingerprint: Fingerprint = FINGERPRINT, instance: int = 8, ended: int = 0) -> Hello:
-    return Hello("other", role, ended + 1, instance, ended, fingerprint, [Memory("shm", 0, [0], 16, 64, b"")])
+    return Hello("other", 5, role, ended + 1, instance, ended, fingerprint, [Memory("shm", 0, [0], 16, 64, b"")])
 
 
 def test_engines_that_differ_refuse_each_other_with_both_values() -> None:

@@ -99,7 +99,7 @@ class Fuzz:
             fingerprint = Fingerprint(2, "w", "", "", "", "")
         role = self.random.choice(["prefill", "decode", "decode" if self.role == "prefill" else "prefill"])
         epoch = self.random.randint(1, 3)
-        self.peer(Hello("other", role, epoch, self.instance(), epoch - 1, fingerprint, []))
+        self.peer(Hello("other", 5, role, epoch, self.instance(), epoch - 1, fingerprint, []))
 
     def grant(self) -> None:
         pages = [self.number() for _ in range(self.random.randint(0, 4))]

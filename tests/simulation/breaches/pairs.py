@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from closeranks.engine.leader import rooms as r
 from closeranks.engine.leader.core import Leader
 from closeranks.engine.leader.desk import Desk
@@ -119,6 +121,10 @@ def same_address_same_peer(self: Peers, link: Any, hello: Any, at: float) -> Non
     HELLO(self, link, hello, at)
 
 
+def epochs_of_a_name(self: Peers, link: Any, hello: Any, at: float) -> None:
+    HELLO(self, link, msgspec.structs.replace(hello, origin=sum(hello.engine.encode())), at)
+
+
 def beats_unread(self: Peers, link: Any, beat: Any) -> None:
     if self.dials and link.state != UP:
         BEAT(self, link, beat)
@@ -199,6 +205,7 @@ BREACHES = [
     Breach("a dead writer is quiet before it is dropped", "law 4, M18", Peers, "proof", proof_without_drop),
     Breach("pages of a replaced peer never come back", "law 4, M18", Peers, "proof", quarantine_for_good),
     Breach("a peer under the same address is the same", "law 3, M18", Peers, "hello", same_address_same_peer),
+    Breach("engines of one name are one engine", "law 3, M18", Peers, "hello", epochs_of_a_name),
     Breach("engines of other weights are peers", "law 4, M18", Peers, "mismatch", any_fingerprint),
     Breach("a stuck transfer is waited for", "law 2, M19", Handover, "tick", nobody_is_stuck),
     Breach("damaged pages are used", "law 4, M21", Handover, "checked", damage_ignored),

@@ -34,6 +34,11 @@ _NAMED = {
     "fence_stuck": ("KV_TRANSFER", SHOWN, "did not close its connections in time"),
     "transfer_stuck": ("KV_TRANSFER", SHOWN, "has a transfer that neither ends nor fails"),
     "unreachable": ("KV_TRANSFER", SHOWN, "had hand-overs that all failed at once, where they had worked before"),
+    "unproven": (
+        "KV_TRANSFER",
+        SHOWN,
+        "lost its pages to former lives of peers, of which nobody said that they are dead",
+    ),
     "check_stuck": ("KV_TRANSFER", SHOWN, "does not come to an end with checking arrived pages"),
     "bad_shares": ("KV_TRANSFER", SHOWN, "got damaged pages again and again"),
     "grammar_stuck": ("RUNTIME_LIBRARY_DEADLOCK", LIKELY, "does not come back from compiling a grammar"),

@@ -369,7 +369,7 @@ class Leader:
 
     def rank_fault(self, message: RankFault) -> None:
         due = self.steps.expected[message.rank]
-        steps = [x for x in self.steps.open if x.n >= due]
+        steps = [x for x in self.steps.open if x.n >= due and message.name != "grammar_stuck"]  # that is in no step
         self.fault(message.name or "rank", f"rank {message.rank}: {message.detail}", message.rank, steps)
 
     def peer_said(self, event: PeerSaid) -> None:

@@ -37,6 +37,7 @@ class Config(msgspec.Struct, frozen=True):
     """`prefill`, `decode` or `both`."""
     epoch: int
     instance: int
+    origin: int = 0
     ended_epoch: int = 0
     tp_size: int = 1
     page_size: int = 16

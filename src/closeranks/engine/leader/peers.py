@@ -33,6 +33,10 @@ NAMED = "named"
 UP = "up"
 REFUSED = "refused"
 ENDED_BY_DECODE = "decode has ended the room"
+UNPROVEN_S = 60.0
+UNPROVEN_SHARE = 8
+"""Pages that may still be written by instances of which for so long nobody has said that they are dead are lost to this
+epoch. From this part of the pool on (one in eight) another epoch, with memory of its own, is better."""
 SILENT_S = 1.5
 """A peer of which nothing was heard for so long (three beats) may be out of reach: writers to it are not blamed yet."""
 
@@ -54,6 +58,7 @@ class Link:
         "met",
         "name",
         "num_pages",
+        "origin",
         "peer",
         "rooms",
         "said_at",
@@ -68,6 +73,8 @@ class Link:
         self.name = name
         self.state = DIALLED
         self.engine = ""
+        self.origin = 0
+        """In which its epochs are counted."""
         self.epoch = 0
         self.instance = 0
         self.heard_at = at
@@ -104,12 +111,12 @@ class Link:
 class Gone:
     """An instance that was replaced: quarantine lasts until its epoch is reaped and all own ranks dropped it."""
 
-    __slots__ = ("engine", "epoch", "reaped", "rooms", "undropped")
+    __slots__ = ("at", "engine", "epoch", "origin", "reaped", "rooms", "undropped")
 
-    def __init__(self, engine: str, epoch: int, undropped: int) -> None:
-        self.engine = engine
-        self.epoch = epoch
-        self.undropped = undropped
+    def __init__(self, link: Link, at: float) -> None:
+        self.engine, self.origin, self.epoch = link.engine, link.origin, link.epoch
+        self.at = at
+        self.undropped = 0
         self.reaped = False
         self.rooms: dict[RoomId, Room] = {}
 
@@ -123,6 +130,8 @@ class Peers:
         self.gone: dict[int, Gone] = {}
         self.known: dict[int, int] = {}
         """Instance met by the ranks (or about to be) -> number of the step that introduces it; 0: not yet issued."""
+        self.leaving: dict[int, int] = {}
+        """Instance that a step has dropped -> bit per rank that has not done so yet; it is met again after that."""
         self.dials = leader.config.role == "decode"
 
     # ------------------------------------------------------------------------------------------------------- saying
@@ -135,6 +144,7 @@ class Peers:
         memories = [m for m in leader.memories if m is not None]
         hello = Hello(
             config.engine,
+            config.origin,
             config.role,
             config.epoch,
             config.instance,
@@ -232,18 +242,18 @@ class Peers:
         """Learn who is there; meet it, refuse it, or see that its predecessor is gone."""
         leader = self.leader
         self.heard(link, at)
-        if hello.epoch < link.epoch and hello.engine == link.engine:
+        if hello.origin == link.origin and hello.epoch < link.epoch:
             leader.stale("hello")  # of a predecessor, late
             return
         if link.instance and link.instance != hello.instance:
             self.replace(link)
         if not self.dials:
             for other in list(self.links.values()):
-                if other is not link and other.engine == hello.engine and other.epoch < hello.epoch:
+                if other is not link and other.origin == hello.origin and other.epoch < hello.epoch:
                     self.replace(other)
                     del self.links[other.name]
         self.reap(hello)
-        link.engine, link.epoch = hello.engine, hello.epoch
+        link.engine, link.origin, link.epoch = hello.engine, hello.origin, hello.epoch
         why = self.mismatch(hello)
         if why:
             link.instance, link.state, link.why = hello.instance, REFUSED, why
@@ -259,10 +269,9 @@ class Peers:
             link.state = NAMED  # also where it was up: whoever says Hello may have forgotten us; its beat tells
         else:
             link.state = UP
-        if hello.instance not in self.known and not link.fence:
+        if not link.fence and (link.peer is None or link.peer.instance != hello.instance):
             link.peer = Peer(hello.engine, hello.instance, list[Memory](hello.memories))
-            link.met = False
-            leader.fences.meet(link)
+            self.introduce(link)
         if self.dials:
             if fresh:
                 self.say_hello(link)
@@ -312,7 +321,8 @@ class Peers:
                 if waiting is not None:
                     leader.end(waiting, r.PEER_END, "peer", ENDED_BY_DECODE, retryable=True, tell_peer=False)
                 leader.rooms.bury(room_id, "quiet")
-                leader.handover.say_quiet(link.name, room_id)
+                if room_id not in leader.rooms.closing:  # its writes are not settled: the next beat asks again
+                    leader.handover.say_quiet(link.name, room_id)
             elif room_id in leader.rooms.tombs:
                 self.say_end(link, room_id, "peer", "the room has ended here", True)
 
@@ -344,6 +354,7 @@ class Peers:
             self.known[peer.instance] = n
         for instance in drop:
             self.known.pop(instance, None)
+            self.leaving[instance] = self.leader.steps.all_ranks
             for link in self.links.values():
                 if link.instance == instance and link.undropped:
                     link.fence_n = n
@@ -355,6 +366,41 @@ class Peers:
                 link.met = True
                 self.leader.fences.met(link)
                 self.unpark(link)
+
+    def introduce(self, link: Link) -> None:
+        """The ranks are to know the link's instance; at once, or when they have dropped what they knew of it."""
+        scheduler = self.leader.scheduler
+        if link.instance in scheduler.drop:  # not issued: they know it still
+            scheduler.drop.remove(link.instance)
+        link.met = False  # until the next step is agreed
+        if link.instance not in self.known and link.instance not in self.leaving:
+            self.leader.fences.meet(link)
+
+    def part(self, instance: int) -> bool:
+        """The ranks are to forget the instance. False: they do not know it."""
+        scheduler = self.leader.scheduler
+        if instance not in self.known:
+            return False
+        if self.known[instance] == 0:  # nobody has been told yet
+            scheduler.meet = [peer for peer in scheduler.meet if peer.instance != instance]
+            del self.known[instance]
+            return False
+        if instance not in scheduler.drop:
+            scheduler.drop.append(instance)
+        return True
+
+    def left(self, message: Dropped) -> None:
+        """A rank has dropped an instance; when all have, it may be met again."""
+        instance = message.instance
+        if instance not in self.leaving:
+            return
+        self.leaving[instance] &= ~(1 << message.rank)
+        if self.leaving[instance]:
+            return
+        del self.leaving[instance]
+        for link in self.links.values():
+            if link.instance == instance and link.peer is not None and not link.fence and instance not in self.known:
+                self.introduce(link)
 
     def unpark(self, link: Link) -> None:
         if link.state == UP and link.met and self.dials:
@@ -370,13 +416,11 @@ class Peers:
     def replace(self, link: Link) -> None:
         """The link's instance is gone: its open rooms end, its quarantined pages wait for proof."""
         leader, instance = self.leader, link.instance
-        gone = self.gone[instance] = Gone(link.engine, link.epoch, 0)
+        gone = self.gone[instance] = Gone(link, leader.at)
         if link.undropped:  # a fence has ordered it
             gone.undropped = link.undropped
-        elif instance in self.known:
+        elif self.part(instance):
             gone.undropped = leader.steps.all_ranks
-            leader.scheduler.meet = [peer for peer in leader.scheduler.meet if peer.instance != instance]
-            leader.scheduler.drop.append(instance)
         leader.fences.clear(link)
         for room in list(link.rooms.values()):
             if room.state == r.WAITING:
@@ -389,18 +433,19 @@ class Peers:
                 gone.rooms[room.id] = room
                 del link.rooms[room.id]
         self.proof(instance)
-        link.state, link.instance, link.met, link.failures = DIALLED, 0, False, 0
+        link.state, link.instance, link.peer, link.met, link.failures = DIALLED, 0, None, False, 0
         link.worked = False
 
     def reap(self, hello: Hello) -> None:
         """A Hello proves that its engine's epochs up to `ended_epoch` are dead."""
         for instance in list(self.gone):
             gone = self.gone[instance]
-            if gone.engine == hello.engine and gone.epoch <= hello.ended_epoch:
+            if gone.origin == hello.origin and gone.epoch <= hello.ended_epoch:
                 gone.reaped = True
                 self.proof(instance)
 
     def dropped(self, message: Dropped) -> None:
+        self.left(message)
         gone = self.gone.get(message.instance)
         if gone is None:
             if not self.leader.fences.dropped(message):
@@ -432,8 +477,10 @@ class Peers:
     def tick(self, at: float) -> None:
         """Beats, repeated Hellos, leases."""
         config = self.leader.config
+        if self.dials and self.gone and self.is_short_of_proof(at):
+            return
         for link in list(self.links.values()):
-            if link.state == UP and at - link.heard_at > config.lease_s:
+            if link.state in (NAMED, UP) and at - link.heard_at > config.lease_s:
                 self.lapse(link)
             if link.state in (DIALLED, NAMED) and self.dials:
                 for room in list(link.rooms.values()):
@@ -458,6 +505,18 @@ class Peers:
                 self.leader.out.append(Hangup(link.name))
                 del self.links[link.name]
 
+    def is_short_of_proof(self, at: float) -> bool:
+        """Engines that never come back, or come back with another origin, prove nothing of their last epoch."""
+        lost = {
+            gone.engine: sum(len(room.targets) for room in gone.rooms.values() if room.quarantined)
+            for gone in self.gone.values()
+            if not gone.reaped and not gone.undropped and at - gone.at > UNPROVEN_S
+        }
+        if sum(lost.values()) * UNPROVEN_SHARE > self.leader.pool.total:
+            detail = f"{sum(lost.values())} pages may still be written by a former life of {', '.join(sorted(lost))}"
+            self.leader.fault("unproven", f"{detail}, of which nobody has said that it is dead")
+        return self.leader.state == "faulted"
+
     def lapse(self, link: Link) -> None:
         """Nothing heard for a lease: the open rooms of the pair end, retryable."""
         self.leader.counters["lapsed_links"] += 1
@@ -470,11 +529,10 @@ class Peers:
             for room in link.rooms.values():
                 if room.state == r.WAITING:
                     self.leader.scheduler.queue.pop(room.id, None)
+                    room.instance = 0
                     room.waiting_since = self.leader.at
 
     def remove(self, link: Link) -> None:
         """Prefill: a link that lapsed and holds nothing any more."""
-        if link.instance in self.known:
-            self.leader.scheduler.meet = [p for p in self.leader.scheduler.meet if p.instance != link.instance]
-            self.leader.scheduler.drop.append(link.instance)
+        self.part(link.instance)
         del self.links[link.name]

@@ -27,6 +27,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Public endpoint for gateways and decode engines, `ipc://...` or `tcp://host:port` (port 0: chosen)."""
     ranks_endpoint: str
     """Endpoint for the own ranks, `ipc://...`."""
+    origin: int = 0
     ended_epoch: int = 0
     """Every process of this engine's epochs up to this one has been ended and reaped."""
     tp_size: Count = 1
@@ -81,6 +82,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             role=self.role,
             epoch=self.epoch,
             instance=self.instance,
+            origin=self.origin,
             ended_epoch=self.ended_epoch,
             tp_size=self.tp_size,
             page_size=self.page_size,
