@@ -156,12 +156,13 @@ def only(struct: type[msgspec.Struct], values: Mapping[str, Any]) -> dict[str, A
 
 def _from_file(path: str, known: Iterable[Option], elsewhere: Iterable[Option]) -> dict[str, Any]:
     by_spelling = {name: option for option in known for name in option.spellings}
-    others = {name for option in elsewhere for name in option.spellings} - by_spelling.keys()
+    others = {name: option for option in elsewhere for name in option.spellings if name not in by_spelling}
     values: dict[str, Any] = {}
     keys: dict[str, Any] = {}
     for key, value in _read_yaml(path):
         spelling = str(key).replace("-", "_")
-        if spelling in others:
+        if spelling in others:  # it does nothing here, and must be right all the same
+            _convert(others[spelling], value, f"{path}: {key}", others[spelling].spellings[spelling])
             continue
         if spelling not in by_spelling:
             said = f"{path}: unknown setting {key!r}{_nearest(spelling, list(by_spelling))}"
