@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from closeranks.gateway.resume import Requests
-from closeranks.gateway.router import Router
+from closeranks.gateway.router import Engine, Router
 from closeranks.output import Unblocking
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -82,6 +82,12 @@ class _Known(Collector):
         yield CounterMetricFamily("closeranks_lost_log_lines", "Log lines that nobody took", lost)
         yield from self._engines()
 
+    def _label(self, engine: Engine) -> str:
+        """Its name; of several of a role, which share one, with the endpoint: a page with a series twice is refused."""
+        if sum(other.role == engine.role for other in self._router.engines.values()) > 1:
+            return f"{engine.role}@{engine.endpoint}"
+        return engine.status.engine if engine.status else engine.endpoint
+
     def _engines(self) -> Iterator[Metric]:
         now = self._clock()
         up = GaugeMetricFamily("closeranks_engine_up", "1: fresh Status, ready", labels=["engine"])
@@ -90,7 +96,7 @@ class _Known(Collector):
         counters: dict[str, CounterMetricFamily] = {}
         for engine in self._router.engines.values():
             status = engine.status
-            name = status.engine if status else engine.endpoint
+            name = self._label(engine)
             up.add_metric([name], float(self._router.usable(engine.endpoint, now)))
             if status is None:
                 continue
