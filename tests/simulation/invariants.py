@@ -4,7 +4,7 @@ from typing import Any
 
 from closeranks.engine.leader import rooms as r
 from closeranks.engine.leader.core import Leader
-from closeranks.engine.leader.peers import UP
+from closeranks.engine.leader.link import UP
 from closeranks.protocol import Send
 from tests.simulation.world import Violation
 

@@ -5,7 +5,7 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from closeranks.engine.leader.peers import UP
+from closeranks.engine.leader.link import UP
 from tests.simulation import invariants
 from tests.simulation.coverage import Coverage
 from tests.simulation.gateway import Client, Gateway

@@ -3,7 +3,7 @@
 from typing import Any
 
 from closeranks.engine.leader import rooms as r
-from closeranks.engine.leader.peers import DIALLED, NAMED, UP
+from closeranks.engine.leader.link import DIALLED, NAMED, UP
 from closeranks.engine.leader.rooms import Room
 from closeranks.protocol import Abort, Checked, Ended, Output, RankFault, RoomId, Step, Submit
 from tests.simulation import invariants

@@ -14,7 +14,7 @@ from closeranks.supervise import former
 
 @pytest.fixture
 def process() -> Iterator["subprocess.Popen[bytes]"]:
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    code = "import signal; print(flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

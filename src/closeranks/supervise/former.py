@@ -14,6 +14,9 @@ from pathlib import Path
 
 import structlog
 
+from closeranks.supervise.platforms.base import Process
+from closeranks.supervise.platforms.processes import line_of, lives
+
 FILE = "pids"
 """In the folder of an epoch: pid and time of start (clock ticks since boot) of each process, a line each."""
 THEMSELVES_S = 2.0
@@ -25,7 +28,8 @@ log = structlog.get_logger()
 
 def remember(path: Path, pids: Sequence[int]) -> None:
     """Write down who runs. Raises OSError."""
-    path.write_text("".join(f"{pid} {start}\n" for pid in pids if (start := _start(pid))))
+    lines = [line for pid in pids if (line := line_of(pid)) is not None]
+    path.write_text("".join(f"{line.pid} {line.start}\n" for line in lines))
 
 
 async def gone(path: Path) -> bool:
@@ -34,9 +38,10 @@ async def gone(path: Path) -> bool:
         lines = path.read_text().splitlines()
     except OSError:  # the first life, or its folder is gone
         return True
-    known = [(int(pid), start) for pid, _, start in (line.partition(" ") for line in lines) if pid.isdecimal()]
+    words = [line.split() for line in lines]
+    known = [Process(int(w[0]), int(w[1])) for w in words if len(w) == 2 and w[0].isdecimal() and w[1].isdecimal()]
     began, killed = time.monotonic(), False
-    while left := [pid for pid, start in known if _start(pid) == start]:
+    while left := [process.pid for process in known if lives(process)]:
         waited = time.monotonic() - began
         if waited > PATIENCE_S:
             log.error("processes of a former life do not end", pids=left)
@@ -49,12 +54,3 @@ async def gone(path: Path) -> bool:
                     os.kill(pid, signal.SIGKILL)
         await asyncio.sleep(0.05)
     return True
-
-
-def _start(pid: int) -> str:
-    """Empty for one that is gone, or only waits to be reaped."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]

@@ -31,7 +31,7 @@ class Progress:
         self._loaded: set[str] = set()
         self._looked = self._begun
         self._did: dict[str, tuple[float, int]] = {}
-        """CPU seconds and bytes read by each rank at the last look at which there was something new."""
+        """CPU seconds and bytes read by each rank at the last look."""
         self._still_s = 0.0
 
     def say(self) -> None:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from closeranks.engine.leader import rooms as r
-from closeranks.engine.leader.peers import NAMED, UNPROVEN_SHARE, UP
+from closeranks.engine.leader.link import NAMED, UP
+from closeranks.engine.leader.peers import UNPROVEN_SHARE
 from closeranks.protocol import Abort, Attach, Beat, Dropped, End, Grant, Hello, Memory, RoomId
 from tests.engine.leader.drive import FINGERPRINT, Driven
 from tests.engine.leader.test_core import hello

@@ -9,7 +9,8 @@ from closeranks.engine.leader.core import Leader
 from closeranks.engine.leader.desk import Desk
 from closeranks.engine.leader.fences import CLOSED, Fences
 from closeranks.engine.leader.handover import Handover
-from closeranks.engine.leader.peers import UP, Peers
+from closeranks.engine.leader.link import UP
+from closeranks.engine.leader.peers import Peers
 from closeranks.engine.leader.scheduler import Scheduler
 from tests.simulation.breaches.breach import Breach
 

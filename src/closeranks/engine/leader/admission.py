@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...protocol import Compiled, Ended
 from . import rooms as r
 from .events import SayEnded, Submitted
-from .peers import REFUSED, UP
+from .link import REFUSED, UP
 from .rooms import Room
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from .rooms import Room
 
 if TYPE_CHECKING:
     from .core import Leader
-    from .peers import Link
+    from .link import Link
 
 
 class Transfer:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .core import Leader
-    from .peers import Link
+    from .link import Link
 
 TRANSFER = "transfer"
 """Reason of rooms that ended because a write failed or could not be begun."""

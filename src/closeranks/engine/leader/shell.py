@@ -37,8 +37,8 @@ from .book import Book
 from .core import Leader
 from .desk import Desk, Undecodable
 from .events import Drained, Fault
+from .link import REFUSED
 from .log import Writer
-from .peers import REFUSED
 from .settings import Settings
 
 Socket = zmq.Socket[bytes]

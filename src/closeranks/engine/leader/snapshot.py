@@ -15,8 +15,9 @@ from .core import Leader
 from .events import Config
 from .fences import Fences
 from .handover import Handover, Transfer
+from .link import Gone, Link
 from .pages import Pool
-from .peers import Gone, Link, Peers
+from .peers import Peers
 from .radix import Cache
 from .reach import Reach
 from .rooms import Room, Rooms
