@@ -16,7 +16,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -228,7 +228,8 @@ def _is_list(kind: Any) -> bool:
     return getattr(kind, "__origin__", kind) in (list, tuple)
 
 
-def _field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
+@cache
+def _field_docs(struct: type[msgspec.Struct]) -> Mapping[str, str]:
     """The string under each field, which Python itself does not keep."""
     body = ast.parse(textwrap.dedent(inspect.getsource(struct))).body[0]
     assert isinstance(body, ast.ClassDef)
