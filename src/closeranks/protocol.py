@@ -292,6 +292,8 @@ class RankFault(msgspec.Struct, frozen=True, array_like=True, tag=7):
     rank: int
     name: str
     detail: str
+    in_step: bool = False
+    """Raised where steps run, not by a thread beside them: whoever is in an open step may be the cause."""
 
 
 class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=8):

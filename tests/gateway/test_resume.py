@@ -313,7 +313,7 @@ def test_a_charge_counts_also_when_the_other_engine_has_ended_the_room_before() 
     world.table.on_output(PREFILL, fault_of(first, charged=True), world.now)
     world.table.on_output(DECODE, fault_of(first, charged=True), world.now)
     world.deliver_orders()
-    assert world.request.charged == 1, "once per attempt"
+    assert len(world.request.charges) == 1, "once per attempt"
     assert list(world.rooms) == [second], "and what runs goes on"
 
 
@@ -460,3 +460,47 @@ def test_router_uses_ready_engines_only(state: str) -> None:
     assert router.choose([1], 0.0) is None
     router.on_status("b", status("b"), 0.0)
     assert router.choose([1], 0.0) == Pair("b", "b")
+
+
+def other(world: World, number: int) -> Request:
+    """One more request of `world`, begun."""
+    request = Request(
+        id=number,
+        rid=str(number),
+        tokens=list(range(5)),
+        prompt_length=5,
+        max_new_tokens=world.length - 5,
+        sampling=Sampling(),
+        stop_ids=[STOP],
+        deadline=world.now + 500,
+        sink=Client(5),
+    )
+    world.table.start(request, world.now)
+    world.deliver_orders()
+    return request
+
+
+@pytest.mark.parametrize("doubtful", [False, True])
+def test_who_was_charged_beside_a_culprit_is_charged_no_more(doubtful: bool) -> None:
+    """And runs with the others again, unless one of its charges is for a fault that nothing explains."""
+    world = World()
+    world.start()
+    culprit, bystander, unlucky = world.request, other(world, 8), other(world, 9)
+    first = [unlucky, bystander] if doubtful else [culprit, bystander, unlucky]
+    for failing in (first, [culprit, bystander], [culprit, unlucky], [culprit]):
+        if failing == [culprit]:
+            assert all(x.generation in x.lone for x in (culprit, bystander))
+        if failing == [culprit, unlucky] and not doubtful:
+            continue  # the culprit runs alone already
+        ended = [Ended(RoomId(x.id, x.generation), "fault", "step 7", True, charged=True) for x in failing]
+        world.table.on_output(DECODE, Output([], ended), world.now)
+        world.deliver_orders()
+        world.instances[DECODE] += 1
+        for _ in range(30):
+            world.say_status()
+            world.tick(0.1)
+    assert world.client.end is not None
+    assert world.client.end.reason == "poison"
+    for request in (bystander, unlucky):
+        assert (request.generation in request.lone) == request.suspect == doubtful
+        assert list(request.charges.values()).count(None) == len(request.charges) - doubtful

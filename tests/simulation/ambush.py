@@ -64,7 +64,7 @@ class Ambush:
         elif what == "submit":
             life.hear_gateway(gateway, submit)
         elif what == "fault":
-            life.raise_in(random.randrange(len(life.ranks)))
+            life.raise_in(random.randrange(len(life.ranks)), in_step=random.random() < 0.7)
         elif what == "kill":
             life.engine.kill()
         elif what == "stall":

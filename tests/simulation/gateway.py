@@ -174,7 +174,7 @@ class Gateway:
             deadline=client.deadline,
             sink=client,
         )
-        request.charged = 2 if client.alone else 0
+        request.charges = {0: ("", client.id), -1: ("", client.id)} if client.alone else {}
         self.ledger.opened(request)
         self.drive(self.table.start, request, self.world.now)
 

@@ -17,7 +17,7 @@ def standing(request: Request) -> tuple[Any, ...]:
         len(request.tokens),
         sorted(request.early),
         request.held,
-        request.charged,
+        dict(request.charges),
         request.refused,
         request.fails,
     )
@@ -28,8 +28,8 @@ class Ledger:
 
     def __init__(self, table: Requests) -> None:
         self.table = table
-        self.charges: dict[int, int] = {}
-        """Open request -> how often it has been charged."""
+        self.charges: dict[int, list[tuple[str, int] | None]] = {}
+        """Open request -> the epochs (engine, instance) whose faults it was in; None: another was the cause."""
         self.charged: set[RoomId] = set()
         self.alone: set[RoomId] = set()
         """Attempts that run alone."""
@@ -40,8 +40,9 @@ class Ledger:
 
     def submitted(self, submit: Submit) -> None:
         """An attempt begins; `alone` from the second charge on."""
-        if submit.alone != (self.charges[submit.room.id] >= ALONE_AFTER):
-            raise Violation(f"{submit.room}: charged {self.charges[submit.room.id]} times, alone {submit.alone}")
+        charges = self.charges[submit.room.id]
+        if submit.alone != (len(charges) >= ALONE_AFTER and any(charges)):
+            raise Violation(f"{submit.room}: charged for {charges}, alone {submit.alone}")
         if submit.alone:
             self.alone.add(submit.room)
         request = self.table.open[submit.room.id]
@@ -49,7 +50,7 @@ class Ledger:
             raise Violation(f"{submit.room}: {len(submit.tokens)} tokens and {submit.max_new_tokens} to come")
 
     def opened(self, request: Request) -> None:
-        self.charges[request.id] = request.charged
+        self.charges[request.id] = list(request.charges.values())
 
     def before(self, endpoint: str, output: Output) -> None:
         """The message is about to reach the table."""
@@ -67,11 +68,24 @@ class Ledger:
             room = ended.room
             if ended.charged and room.id in self.table.open and room not in self.charged:
                 self.charged.add(room)
-                count = self.charges[room.id]
-                self.charges[room.id] = count + 1 if room in self.alone else min(count + 1, ALONE_AFTER)
+                status = self.table.router.engines[endpoint].status
+                assert status is not None
+                self.charges[room.id].append((endpoint, status.instance))
                 current.add(room.id)
+                if room in self.alone:
+                    self.convict(room.id)
         for number in current:
             self.unmoved.pop(number, None)
+
+    def convict(self, culprit: int) -> None:
+        """What it did, nobody else did."""
+        did = set(self.charges[culprit])
+        for number, charges in self.charges.items():
+            if number != culprit:
+                self.charges[number] = [None if life in did else life for life in charges]
+                if self.charges[number] != charges:
+                    self.named.add(number)
+                    self.unmoved.pop(number, None)
 
     def after(self) -> None:
         """The table has heard it."""
@@ -82,7 +96,5 @@ class Ledger:
                 raise Violation(f"{number:016x}.1: moved by the word of another attempt: {was} to {now}")
         for number in self.named:
             request = self.table.open.get(number)
-            if request is not None and request.charged != self.charges[request.id]:
-                raise Violation(
-                    f"{request.id:016x}.1: charged {self.charges[request.id]} times, counts {request.charged}"
-                )
+            if request is not None and list(request.charges.values()) != self.charges[number]:
+                raise Violation(f"{number:016x}.1: charged for {self.charges[number]}, counts {request.charges}")

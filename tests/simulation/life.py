@@ -74,6 +74,7 @@ class Life:
         self.charged: list[RoomId] = []
         """With its fault."""
         self.grammars: dict[str, int] = {}
+        self.dropped: set[int] = set()
         """Grammars that rank 0 has -> their numbers."""
         self.witness = Witness(self)
         self.ambush = Ambush(self)
@@ -258,10 +259,13 @@ class Life:
         self.paused_until = self.world.now + seconds
         self.excused_until = self.paused_until + 8.0
 
-    def raise_in(self, rank: int) -> None:
-        """A rank raises: it says so, and does nothing more."""
+    def raise_in(self, rank: int, in_step: bool) -> None:
+        """A rank raises: it says so, and does nothing more. Nobody is charged if a thread beside the steps did."""
+        spared = self.dying
         self.stall(rank, 10_000.0)
-        self.hear_rank(RankFault(self.epoch, rank, "ValueError", "injected"))
+        self.hear_rank(RankFault(self.epoch, rank, "ValueError", "injected", in_step))
+        if not (in_step or spared) and self.leader.state == "faulted" and self.charged:
+            raise Violation(f"{self.engine.name}: a thread of rank {rank} raised; charged: {self.charged}")
 
     def break_in(self, rank: int, step: Step, poison: bool) -> None:
         """A rank raises in `step`; its requests, if for poison then only the poisonous, must be among those charged."""
@@ -273,7 +277,7 @@ class Life:
             if room.state != ENDED and (not poison or poisoned(slots, [row]))
         }
         self.poisoned = poison and not spared
-        self.raise_in(rank)
+        self.raise_in(rank, in_step=True)
         heard = self.leader.state == "faulted"  # a leader that is paused hears of it later
         if heard and not spared and not guilty <= set(self.charged):
             raise Violation(f"{self.engine.name}: {guilty} were in step {step.n}, which broke; charged: {self.charged}")
@@ -284,7 +288,8 @@ class Life:
 
     def compile(self, order: Compile) -> None:
         """Rank 0 compiles beside its steps. What it has dropped no further row may begin with."""
-        for text in [text for text, number in self.grammars.items() if number in order.drop]:
+        self.dropped.update(order.drop)
+        for text in [text for text, number in self.grammars.items() if number in self.dropped]:
             del self.grammars[text]
         if order.number:
             random = self.world.random
@@ -293,7 +298,7 @@ class Life:
 
     def compiled(self, order: Compile, size: int) -> None:
         bad = order.grammar == "bad"
-        if not bad:
+        if not bad and order.number not in self.dropped:
             self.grammars[order.grammar] = order.number
         self.hear_rank(Compiled(self.epoch, 0, order.number, BAD_GRAMMAR if bad else "", size))
 

@@ -7,6 +7,7 @@ from closeranks.protocol import Abort, RoomId
 from tests.simulation.ambush import TRAP_ACTS, TRAP_KINDS, Trap
 from tests.simulation.attempts import state_of
 from tests.simulation.network import SILENT_S
+from tests.simulation.poison import LATER
 
 
 def kill(run: Any, life: Any) -> None:
@@ -135,7 +136,7 @@ def follow_up(run: Any, engine: Any, request: Any, room: RoomId, what: str, trie
     if tries and request.generation == room.generation and state_of(request) in ("placed", "spoke"):
         run.world.after(0.02, follow_up, run, engine, request, room, what, tries - 1)
     elif what == "fault":
-        life.raise_in(run.world.random.randrange(len(life.ranks)))
+        life.raise_in(run.world.random.randrange(len(life.ranks)), in_step=run.world.random.random() < 0.7)
     elif what == "kill":
         engine.kill()
     elif what == "abort":
@@ -170,6 +171,18 @@ def drain(run: Any, life: Any) -> None:
     life.drain()
 
 
+def crowd(run: Any, life: Any) -> None:
+    """Clients that stay, one of them poisonous: all of them are charged for what it does."""
+    clients = [run.draw_client() for _ in range(8)]
+    for client in clients:
+        client.deadline, client.alone = run.world.now + 30.0, False
+        client.new = min(24, run.longest - len(client.prompt))
+        client.right = client.answer()
+    clients[0].make_poison(LATER)
+    for client in clients:
+        run.gateway.start(client)
+
+
 TROUBLES: dict[str, Callable[[Any, Any], None]] = {
     "kill": kill,
     "kill_prefill": kill_prefill,
@@ -191,4 +204,5 @@ TROUBLES: dict[str, Callable[[Any, Any], None]] = {
     "unlike": unlike,
     "broken": broken,
     "drain": drain,
+    "crowd": crowd,
 }

@@ -53,7 +53,15 @@ class Weather:
     """Trouble (see `trouble.py`) -> times a second."""
 
 
-ALWAYS = {"strike": 3.0, "short": 0.05, "digest": 0.03, "hang": 0.02, "version": 0.02, "kill_prefill": 0.03}
+ALWAYS = {
+    "strike": 3.0,
+    "short": 0.05,
+    "digest": 0.03,
+    "hang": 0.02,
+    "version": 0.02,
+    "kill_prefill": 0.03,
+    "crowd": 0.1,
+}
 """Troubles that come in every weather."""
 FAIR = Weather("fair", failing=0.0, sticking=0.0, damage=0.0)
 WEATHERS = [
@@ -64,6 +72,7 @@ WEATHERS = [
     Weather("slow writers", late=0.5, lateness_s=4.0, aborts=0.6, gap_s=0.04),
     Weather("failing transfers", failing=0.3, late=0.1),
     Weather("torn writes", failing=0.4, late=0.4, lateness_s=2.0, aborts=0.5, gap_s=0.02),
+    Weather("torn writes, pages scarce", failing=0.3, late=0.7, lateness_s=4.0, long=True, gap_s=0.03),
     Weather("stuck transfers", sticking=0.2, aborts=0.3),
     Weather("damaged pages", damage=0.15),
     Weather("loss", loss=0.2, double=0.05, slow=0.1),
@@ -75,6 +84,7 @@ WEATHERS = [
     Weather("lost devices, late", troubles={"lose_device": 0.8, "kill": 0.1}, late=0.4, aborts=0.4, gap_s=0.03),
     Weather("restarts", troubles={"kill": 0.6, "raise": 0.6}, late=0.4, lateness_s=2.0),
     Weather("writers die", troubles={"kill_prefill": 1.0}, late=0.9, lateness_s=8.0, gap_s=0.02),
+    Weather("writers die, pages scarce", troubles={"kill_prefill": 1.0}, late=0.9, lateness_s=6.0, long=True),
     Weather("faults", troubles={"raise": 2.0, "digest": 1.0, "short": 1.0}, slow=0.2),
     Weather("liars", troubles={"digest": 1.5, "short": 1.5}, gap_s=0.03),
     Weather("stalls", troubles={"stall": 0.8, "hang": 0.4, "pause": 0.3}),
@@ -90,6 +100,7 @@ WEATHERS = [
     Weather("drains", troubles={"drain": 2.0, "raise": 0.6, "kill": 0.2}, gap_s=0.03, aborts=0.4),
     Weather("lone requests", lone=0.4, gap_s=0.03, aborts=0.3),
     Weather("poison", poison=0.05, slow=0.3),
+    Weather("poisonous crowds", gap_s=0.3, troubles={"crowd": 4.0}),
     Weather("grammars", grammars=0.5, aborts=0.3),
     Weather("ambushes", ambush=0.3, brutal=0.4, slow=0.3, gap_s=0.03),
     Weather("words out of season", echo=0.3, ambush=0.3, slow=0.3, gap_s=0.03),

@@ -376,6 +376,53 @@ def test_a_crash_is_charged_and_its_culprit_is_no_storm(
     asyncio.run(main())
 
 
+FAULTS = {
+    "three of nobody's": ["", "", ""],
+    "three, each in another's step": ["a", "b", "c"],
+    "a kill, then a poisonous request, which comes next": ["", "a b", "a c"],
+    "two poisonous requests": ["a", "b", "a", "b"],
+    "three pairs, none of which came to anything": ["a b", "a", "c", "c", "d e", "e d"],
+    "a culprit explains what it was in": ["", "a b", "a b", "!a", ""],
+    "and nothing else": ["", "a", "a", "!a", "b", ""],
+    "whoever runs alone fails": ["!a", "!b", "!c", "!d", "!e"],
+    "and others were finished between": ["!a", "!b", "+!c", "!d", "!e", "!f", "+"],
+}
+"""Requests in the steps that failed, fault by fault; `!`: it was alone; `+`: some were finished in that epoch."""
+STORMS = {
+    "three of nobody's": 3,
+    "three, each in another's step": 3,
+    "three pairs, none of which came to anything": 5,
+    "and nothing else": 6,
+    "whoever runs alone fails": 5,
+}
+
+
+@pytest.mark.parametrize("loading", [0.0, 100.0])
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_a_storm_and_what_a_request(
+    name: str, loading: float, tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the engine's age only, not of how long it takes to load; and with a minute between faults, of none but where
+    every request fails alone."""
+    for pause in (1.0, 61.0):
+        engine, _ = make(tmp_path, planned(program, lambda epoch, name: None))
+        clock = 1000.0
+        monkeypatch.setattr(engine_module.time, "monotonic", lambda: clock)  # noqa: B023
+        stopped = 0
+        for number, fault in enumerate(FAULTS[name], 1):
+            engine._began, engine._ready_at = clock, clock + loading
+            clock += loading + pause
+            words = fault.lstrip("+").split()
+            rooms = [f"{word.strip('!')}.{number}" for word in words]
+            culprit = rooms[0] if fault.lstrip("+").startswith("!") else ""
+            engine._count({"charged": rooms, "culprit": culprit, "finished": int(fault.startswith("+"))})
+            stopped = stopped or (number if engine._is_storm() else 0)
+        wanted = STORMS.get(name, 0)
+        if "alone" not in name and (pause > engine_module.STORM_S or (loading and wanted > 5)):
+            wanted = 0  # they are not within a minute
+        assert stopped == wanted
+
+
 def test_a_kill_from_outside_charges_nobody(tmp_path: Path, program: str) -> None:
     (tmp_path / "crashing.py").write_text(LAST_WORDS)
 

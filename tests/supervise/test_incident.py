@@ -66,3 +66,28 @@ def test_their_number_is_bounded_where_no_folder_can_be_finished(
             asyncio.run(one(parent, tmp_path / "rank0.log", []))
     left = sorted(folder.name for folder in parent.iterdir())
     assert left == [f"20260101T000000-{number:06d}" for number in range(60 - incident.KEPT + 1, 60)]
+
+
+def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hang, turns = threading.Event(), 0
+
+    def hanging(folder: Path, contents: object) -> dict[str, str]:
+        hang.wait()
+        return {}
+
+    async def main() -> None:
+        nonlocal turns
+        writing = asyncio.create_task(one(tmp_path / "incidents", tmp_path / "rank0.log", []))
+        while not writing.done():
+            await asyncio.sleep(0.05)
+            turns += 1
+        with pytest.raises(OSError, match="the disk hangs"):
+            await writing
+
+    monkeypatch.setattr(capture, "write_files", hanging)
+    monkeypatch.setattr(incident, "PATIENCE_S", 1.0)
+    try:
+        asyncio.run(asyncio.wait_for(main(), 60))
+    finally:
+        hang.set()
+    assert turns, "and whoever supervises goes on meanwhile"

@@ -97,9 +97,14 @@ print("last word after", sorted(said), flush=True)
 """
 
 
+@pytest.mark.parametrize("draining", [False, True], ids=["serving", "draining"])
 @pytest.mark.parametrize("broken", [["decode"], ["prefill", "decode"]])
 def test_a_service_ends_when_an_engine_of_its_pair_has_given_up(
-    broken: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    broken: list[str],
+    draining: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Half a pair serves nobody: clients would wait for an engine that does not come back, and whoever starts services
     anew would not hear of it. Not only once somebody sends a signal: nobody would. Clients get a word, but nothing is
@@ -123,6 +128,9 @@ def test_a_service_ends_when_an_engine_of_its_pair_has_given_up(
             await asyncio.sleep(0.05)
             if log.is_file() and "gateway is up" in log.read_text():
                 break
+        if draining:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0)  # it has arrived, and the gateway lets its streams go on for 600 s
         for name in broken:
             (run / f"{name}.broken").touch()
         code = await serving

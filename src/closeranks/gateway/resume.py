@@ -16,7 +16,8 @@ Ended `stop`/`length` by prefill             nothing: its part is done
 any Ended, new instance, silence by prefill  after `spoke`: nothing; before: as by decode
 Ended retryable                              next attempt
 Ended charged                                counted, once per attempt; twice: it runs alone; then, alone, once
-                                             more: the request ends (poison)
+                                             more: the request ends (poison), and the faults in which it was are
+                                             no other's
 Ended `busy`, nothing emitted yet            the other pairs, then the request ends (busy)
 Ended `abort`, not asked for                 (a lapsed lease) next attempt
 Ended otherwise                              the request ends with that reason
@@ -24,6 +25,7 @@ engine shows a new instance                  next attempt
 no Status for `silence_s`, link lost         next attempt
 Status with fewer rooms than run there       next attempt of as many as are missing, the longest without a token first
 complete, but no Ended within `gap_s`        the request ends
+runs alone for what was another's doing      next attempt, once a pair is usable
 deadline                                     the request ends
 no usable pair for `engine_wait_s`           the request ends
 ===========================================  =====================================================================
@@ -47,6 +49,10 @@ SETTLED_S = 2.0
 """Age of a submit that a Status must know of, if it arrived."""
 BACK_OFF_S = 2.0
 """Longest pause between attempts."""
+
+
+Life = tuple[str, int]
+"""Endpoint and instance: an epoch of an engine, which ends by one fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +102,11 @@ class Request:
     """An end that came before the tokens it closes."""
     stuck_since: float = math.inf
     """When something was first found missing: tokens, or the end."""
-    charged: int = 0
-    blamed: set[int] = field(default_factory=set)
-    """Attempts that were charged. Both engines of a pair may say so, also after the next attempt has begun."""
-    alone_since: int = 0
-    """First attempt that runs alone; 0: none."""
+    charges: dict[int, Life | None] = field(default_factory=dict)
+    """Attempts that were charged, and where; None: that fault was another's. Both engines of a pair may charge one,
+    also after the next has begun."""
+    lone: set[int] = field(default_factory=set)
+    """Attempts that share no step with another request."""
     began: float = 0.0
     """When the current attempt was submitted."""
     fails: int = 0
@@ -111,6 +117,11 @@ class Request:
     moved: float = 0.0
     """When it was taken on, or last got a token."""
     cached_tokens: int = 0
+
+    @property
+    def suspect(self) -> bool:
+        """It must run alone: charged that often, and not for what others did each time."""
+        return len(self.charges) >= ALONE_AFTER and any(self.charges.values())
 
     @property
     def emitted(self) -> int:
@@ -219,6 +230,8 @@ class Requests:
                 self._retry(request, now, "silence")
             elif now - request.stuck_since > self._gap_s:
                 self._unstick(request, now)
+            elif usable and request.generation in request.lone and not request.suspect:
+                self._retry(request, now, "acquitted")
 
     # ---- inside
 
@@ -267,7 +280,7 @@ class Requests:
         if request is None or not self._current(request, ended.room, endpoint):
             self.counts["stale_messages"] += 1
             if request is not None and ended.charged:
-                self._charge_late(request, ended, now)
+                self._charge_late(request, endpoint, ended, now)
             return
         assert request.pair is not None
         request.cached_tokens = max(request.cached_tokens, ended.cached_tokens)
@@ -293,30 +306,37 @@ class Requests:
             return
         if ended.reason == "fault":
             self.router.doubt(endpoint)
-        if ended.charged and self._charge(request, ended):
+        if ended.charged and self._charge(request, endpoint, ended):
             return
         self._retry(request, now, ended.reason, ended.retry_after_s)
 
-    def _charge(self, request: Request, ended: Ended) -> bool:
+    def _charge(self, request: Request, endpoint: str, ended: Ended) -> bool:
         """An attempt was in a step that failed. True: it was alone there, so the request has ended."""
         generation = ended.room.generation
-        if generation in request.blamed:
+        if generation in request.charges:
             return False
-        request.blamed.add(generation)
-        if not 0 < request.alone_since <= generation:
-            request.charged = min(request.charged + 1, ALONE_AFTER)
+        status = self.router.engines[endpoint].status
+        request.charges[generation] = (endpoint, status.instance if status else 0)
+        if generation not in request.lone:
             return False
-        request.charged += 1
-        said = f"request {request.rid} was in a step that failed {request.charged} times, the last one alone"
+        said = f"request {request.rid} was in a step that failed {len(request.charges)} times, the last one alone"
         self._abandon(request, "poison")
         self._finish(request, End("poison", f"{said}: {ended.detail}" if ended.detail else said))
+        self._acquit(set(request.charges.values()))
         return True
 
-    def _charge_late(self, request: Request, ended: Ended, now: float) -> None:
+    def _acquit(self, explained: set[Life | None]) -> None:
+        """These faults had a culprit: nobody else is charged for them."""
+        for request in self.open.values():
+            for generation, life in request.charges.items():
+                if life in explained:
+                    request.charges[generation] = None
+
+    def _charge_late(self, request: Request, endpoint: str, ended: Ended, now: float) -> None:
         """The other engine's word came first, and the next attempt has begun: it must be alone if this one says so."""
-        if self._charge(request, ended) or request.pair is None:
+        if self._charge(request, endpoint, ended) or request.pair is None:
             return
-        if request.charged >= ALONE_AFTER and not request.alone_since:
+        if request.suspect and request.generation not in request.lone:
             self._retry(request, now, "charged")
 
     def _leave(self, endpoint: str, now: float, why: str) -> None:
@@ -383,8 +403,8 @@ class Requests:
         request.held = None
         request.stuck_since = math.inf
         request.early.clear()
-        if request.charged >= ALONE_AFTER and not request.alone_since:
-            request.alone_since = request.generation
+        if request.suspect:
+            request.lone.add(request.generation)
         self.counts["attempts"] += 1
         for endpoint in pair.endpoints:
             self.router.engines[endpoint].open += 1
@@ -401,7 +421,7 @@ class Requests:
             stop_ids=request.stop_ids,
             deadline_s=request.deadline - now,
             peer=peer,
-            alone=request.charged >= ALONE_AFTER,
+            alone=request.generation in request.lone,
         )
 
     def _abandon(self, request: Request, reason: str) -> None:

@@ -148,7 +148,7 @@ class Router:
             status = engine.status
             if status is not None and status.context_length > 0:
                 found.append(status.context_length)
-                if engine.role != "prefill" and status.max_request_tokens > 0:
+                if status.max_request_tokens > 0:
                     found.append(status.max_request_tokens)
         return min(found, default=0)
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import json
+import math
 import os
 import secrets
 import shutil
@@ -28,7 +29,13 @@ from closeranks.supervise.spares import Spares
 
 STORM_EPOCHS = 3
 STORM_S = 60.0
-"""This many faulted epochs within this many seconds, none with a culprit, stop the engine."""
+"""This many faulted epochs within this many seconds, none with a culprit, stop the engine. Of the time that an epoch
+takes to load no more than `LOADING_S` counts: engines that load for minutes have storms too."""
+LOADING_S = 15.0
+SUSPECT = 2
+"""So many faults that one request shares are taken for one: with the next one it is known whether it is the culprit."""
+CULPRITS = 5
+"""After this many requests that failed alone, and nobody's that was finished between, it is the engine that fails."""
 HOPELESS = frozenset({"ValueError", "UnsupportedModel"})
 """What a rank raises while it loads when its settings, its model and this machine do not go together (no GPU, no room
 for one page). Before an engine was ever ready, that is no fault that another epoch could be without."""
@@ -109,10 +116,14 @@ class Engine:
         self._changed = changed
         self._stop = asyncio.Event()
         self._faults: list[tuple[float, set[str]]] = []
-        """When each epoch ended by a fault, and which requests were in the step that failed."""
+        """How old the engine was when each epoch ended by a fault, and which requests were in the step that failed."""
+        self._age = 0.0
+        """Seconds that its epochs have lasted, see `STORM_S`."""
+        self._culprits = 0
         self._spares = Spares(python, folder)
         self._was_ready = False
         self._hopeless = False
+        self._began, self._ready_at = 0.0, math.inf
         self._fault_at = 0.0
         self._evidence_s = 0.0
 
@@ -165,6 +176,7 @@ class Engine:
         folder.mkdir(parents=True, exist_ok=True)
         programs = self.plan(self.epoch, folder)
         self.children = []
+        self._began, self._ready_at = time.monotonic(), math.inf
         try:
             for program in programs:
                 path = folder / f"{program.name}.settings.json"
@@ -226,7 +238,7 @@ class Engine:
                 if loop.begun:
                     self._set(State.RUNNING)
                 if not ready and (at := made_at(folder / "ready")) is not None:
-                    ready = True
+                    ready, self._ready_at = True, time.monotonic()
                     self._say_back(at)
                 if not ready:
                     progress.say()
@@ -288,17 +300,31 @@ class Engine:
 
     def _count(self, fault: dict[str, object]) -> None:
         """Remember a fault; one with a culprit explains those before it in which the same request took part."""
+        now = time.monotonic()
+        loaded = min(self._ready_at, now)
+        self._age += min(loaded - self._began, LOADING_S) + now - loaded
+        if fault.get("finished"):
+            self._culprits = 0
         charged = fault.get("charged")
         requests = {str(room).partition(".")[0] for room in charged} if isinstance(charged, list) else set[str]()
         culprit = str(fault.get("culprit") or "").partition(".")[0]
         if culprit:
             self._faults = [(at, rooms) for at, rooms in self._faults if culprit not in rooms]
+            self._culprits += 1
         else:
-            self._faults.append((time.monotonic(), requests))
+            self._faults.append((self._age, requests))
 
     def _is_storm(self) -> bool:
-        recent = [at for at, _ in self._faults if at > time.monotonic() - STORM_S]
-        return len(recent) >= STORM_EPOCHS
+        """Whether it is the engine that fails, and no request."""
+        causes: list[list[set[str]]] = []
+        for at, requests in self._faults:
+            if at > self._age - STORM_S:
+                cause = next((c for c in causes if len(c) < SUSPECT and requests.intersection(*c)), None)
+                if cause is None:
+                    causes.append([requests])
+                else:
+                    cause.append(requests)
+        return len(causes) >= STORM_EPOCHS or self._culprits >= CULPRITS
 
     def _set(self, state: State) -> None:
         if state is not self.state:
@@ -309,12 +335,18 @@ class Engine:
         """Remove folders of epochs long past. One that stays is no reason to start none."""
         try:
             past = sorted((p for p in self._folder.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
-            for path in past[: -EPOCHS_KEPT or None]:
-                shutil.rmtree(path)
-        except FileNotFoundError:  # the first, or somebody else removes them too
+        except FileNotFoundError:  # the first
             return
         except OSError as error:
-            log.warning("past epochs could not be removed", engine=self.name, error=str(error))
+            log.warning("past epochs could not be listed", engine=self.name, error=str(error))
+            return
+        for path in past[:-EPOCHS_KEPT]:
+            try:
+                shutil.rmtree(path)
+            except FileNotFoundError:  # somebody else removes them too
+                continue
+            except OSError as error:
+                log.warning("a past epoch could not be removed", engine=self.name, error=str(error))
 
     def _last_epoch(self) -> tuple[int, int]:
         """Number of the last epoch and its origin; none, and a new origin, where that cannot be read."""

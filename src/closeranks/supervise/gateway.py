@@ -55,6 +55,11 @@ class Gateway:
             self._hurry.set()
         self._stop.set()
 
+    def hurry(self) -> None:
+        """Let no stream go on, however often this or `stop` is called."""
+        self._stop.set()
+        self._hurry.set()
+
     async def run(self) -> None:
         """Returns after `stop`, its last process reaped."""
         while not self._stop.is_set():

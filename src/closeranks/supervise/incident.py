@@ -16,6 +16,8 @@ from closeranks.supervise.child import Child
 T = TypeVar("T")
 KEPT = 20
 """Incident folders kept per engine; the oldest go first."""
+PATIENCE_S = 15.0
+"""Evidence that takes longer, on a disk that hangs, is done without."""
 
 
 async def write(
@@ -28,15 +30,26 @@ async def write(
 ) -> Path:
     """Stacks and /proc of all children that still exist, their log tails, tails of `extra` files, and `whole` ones.
 
-    Bounded: each py-spy has its own time-out and all run at once (a few seconds at worst), each tail its size; the
-    oldest folders go first, so their number is bounded also where writing fails. What a full disk does not take is
-    named in the manifest (`missing`). Returns the folder. Raises OSError when not even the manifest can be written: no
-    folder is left then, and the caller goes on with recovery.
+    Bounded: each py-spy has its own time-out and all run at once (a few seconds at worst), each tail its size, and all
+    of it `PATIENCE_S`; the oldest folders go first, so their number is bounded also where writing fails. What a full
+    disk does not take is named in the manifest (`missing`). Returns the folder. Raises OSError when not even the
+    manifest can be written, and no folder is left then, or when it takes too long: the caller goes on with recovery.
     """
-    parent.mkdir(parents=True, exist_ok=True)
-    capture.keep_newest(parent, KEPT - 1)
-    folder = parent / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{time.time_ns() % 10**6:06d}"
-    folder.mkdir()
+    try:
+        return await asyncio.wait_for(_write(parent, reason, children, facts, extra, whole), PATIENCE_S)
+    except TimeoutError:
+        raise TimeoutError(f"not done after {PATIENCE_S:g} s: the disk hangs") from None
+
+
+async def _write(
+    parent: Path,
+    reason: str,
+    children: Sequence[Child],
+    facts: dict[str, object],
+    extra: Sequence[Path],
+    whole: Sequence[Path],
+) -> Path:
+    folder = await _aside(partial(_new_folder, parent))
     alive = [child for child in children if child.exit_code is None]
     for child in alive:
         capture.ask_for_stacks(child.pid)  # into its own file, one of `extra`: for where py-spy may not read
@@ -61,6 +74,14 @@ async def write(
     return folder
 
 
+def _new_folder(parent: Path) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    capture.keep_newest(parent, KEPT - 1)
+    folder = parent / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{time.time_ns() % 10**6:06d}"
+    folder.mkdir()
+    return folder
+
+
 async def _stacks(pid: int) -> str:
     try:
         return await capture.stacks(pid)
@@ -78,7 +99,8 @@ async def _aside(work: Callable[[], T]) -> T:
             result.append(work())
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             result.append(error)
-        loop.call_soon_threadsafe(done.set)
+        if not loop.is_closed():  # nobody waits any more for what took so long
+            loop.call_soon_threadsafe(done.set)
 
     try:
         threading.Thread(target=run, name="incident", daemon=True).start()

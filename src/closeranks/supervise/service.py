@@ -76,10 +76,9 @@ class Service:
             log.info("service stops", drain_s=0 if given_up else self._drain_s)
             if not self._stop.is_set():
                 self._signalled()
-                if given_up:  # there is nothing to drain for
-                    self._signalled()
             if gateway:
-                await asyncio.gather(gateway, return_exceptions=True)
+                await self._drained(gateway, engines)
+            given_up = self._given_up()
             for engine in self.engines:
                 engine.stop()
             await asyncio.gather(*engines, return_exceptions=True)
@@ -93,6 +92,14 @@ class Service:
             )
         log.error("service ended: nothing can be served without it", exit_code=70)
         return 70
+
+    async def _drained(self, gateway: "asyncio.Task[None]", engines: Sequence["asyncio.Task[None]"]) -> None:
+        """Until the gateway has ended. Once an engine has given up there is nothing to drain for."""
+        running = {gateway, *engines}
+        while not gateway.done():
+            if self._gateway and self._given_up():
+                self._gateway.hurry()
+            _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
 
     def _given_up(self) -> list[Engine]:
         return [engine for engine in self.engines if engine.state is State.GIVEN_UP]

@@ -304,10 +304,17 @@ def test_digests_that_differ_end_the_epoch_and_no_token_of_the_step_leaves() -> 
 def test_only_requests_in_the_failing_step_are_charged() -> None:
     engine = Driven(max_running=1, overlap=False)
     inside, outside = engine.submit(1, 4, 8), engine.submit(2, 4, 8)
-    engine.rank(RankFault(1, 0, "ValueError", "boom"))
+    engine.rank(RankFault(1, 0, "ValueError", "boom", True))
     assert engine.ended[inside].charged
     assert not engine.ended[outside].charged
     assert engine.ended[outside].retryable
+
+
+def test_a_fault_of_a_thread_beside_the_steps_charges_nobody() -> None:
+    engine = Driven(max_running=1, overlap=False)
+    inside = engine.submit(1, 4, 8)
+    engine.rank(RankFault(1, 0, "TransferError", "the agent is gone"))
+    assert (engine.ended[inside].retryable, engine.ended[inside].charged) == (True, False)
 
 
 def _two_open_steps() -> tuple[Driven, RoomId, RoomId, RoomId]:
@@ -323,7 +330,7 @@ def _two_open_steps() -> tuple[Driven, RoomId, RoomId, RoomId]:
 def test_who_is_in_the_step_behind_the_one_that_is_due_is_charged_with_it() -> None:
     """The rank may have launched it, and broken there: then it never reports the one that it still ran."""
     engine, first, behind, waiting = _two_open_steps()
-    engine.rank(RankFault(1, 0, "crash", "was ended by signal 11"))
+    engine.rank(RankFault(1, 0, "crash", "was ended by signal 11", True))
     assert [engine.ended[room].charged for room in (first, behind, waiting)] == [True, True, False]
     assert engine.faults[0].n == 2
 
@@ -331,7 +338,7 @@ def test_who_is_in_the_step_behind_the_one_that_is_due_is_charged_with_it() -> N
 def test_who_is_in_a_step_that_the_rank_has_reported_is_not_charged() -> None:
     engine, first, behind, waiting = _two_open_steps()
     engine.rank(engine.ranks[0].execute(engine.steps[0]))
-    engine.rank(RankFault(1, 0, "ValueError", "boom"))
+    engine.rank(RankFault(1, 0, "ValueError", "boom", True))
     assert [engine.ended[room].charged for room in (first, behind, waiting)] == [False, True, False]
     assert engine.faults[0].n == 3
 

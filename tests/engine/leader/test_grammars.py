@@ -65,6 +65,24 @@ def test_an_abort_ends_a_waiting_request_at_once() -> None:
     assert not engine.said(room)
 
 
+def test_nothing_is_compiled_for_those_who_left() -> None:
+    """A burst of clients that ask and go must not hold up the next one for as long as all their schemas take."""
+    engine = Driven()
+    left = [engine.submit(n, 5, 3, grammar=f"ebnf:{min(n, 3)}") for n in (1, 2, 3, 4)]
+    for room in left[:3]:
+        engine.gateway(Abort(room, "client left"))
+    assert [number for order in engine.orders for number in order.drop] == [1, 2], "one more waits for the third"
+    compiled(engine, 1)
+    compiled(engine, 3)
+    engine.run()
+    assert engine.ended[left[3]].reason == "length"
+    again = engine.submit(5, 5, 3, grammar="ebnf:1")
+    assert (engine.orders[-1].number, engine.orders[-1].grammar) == (4, "ebnf:1")
+    compiled(engine, 4)
+    engine.run()
+    assert engine.ended[again].reason == "length"
+
+
 def test_strange_answers_change_nothing() -> None:
     engine = Driven(tp_size=2)
     room = engine.submit(1, 5, 3, grammar="ebnf:a")

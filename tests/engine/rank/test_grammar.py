@@ -2,6 +2,7 @@
 
 import json
 import queue
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,36 @@ def test_orders_are_answered_beside_the_steps(runner: Runner) -> None:
     CompilerThread(None, 3, said.put, faults.append).take(Compile(3, 4, "ebnf:x"))
     assert "tokenizer" in said.get(timeout=60).error
     assert not faults
+
+
+def test_what_is_dropped_before_its_turn_is_not_compiled(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor kept where its turn had come: the leader orders no second drop."""
+    grammars = runner.grammars
+    assert grammars is not None
+    said: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+    faults: list[BaseException] = []
+    begun, go_on = threading.Event(), threading.Event()
+    compiled, compile_one = [], grammars.compile
+
+    def held(text: str) -> tuple[str, int]:
+        compiled.append(text)
+        begun.set()
+        assert go_on.wait(60)
+        return compile_one(text)
+
+    monkeypatch.setattr(grammars, "compile", held)
+    thread = CompilerThread(grammars, 3, said.put, faults.append)
+    for number, letter in enumerate("abab", 1):
+        thread.take(Compile(3, number, f'ebnf:root ::= "{letter}"'))
+    assert begun.wait(60)
+    thread.take(Compile(3, 0, "", [1, 2, 3]))
+    go_on.set()
+    assert [said.get(timeout=60).number for _ in range(2)] == [1, 4]
+    assert compiled == ['ebnf:root ::= "a"', 'ebnf:root ::= "b"']
+    assert not faults
+    with pytest.raises(NotCompiled):
+        grammars.begin(Sampling(grammar='ebnf:root ::= "a"', stop_ids=(STOP,)), [])
+    grammars.begin(Sampling(grammar='ebnf:root ::= "b"', stop_ids=(STOP,)), [])
 
 
 def test_output_that_the_grammar_does_not_admit_ends_the_answer(runner: Runner) -> None:

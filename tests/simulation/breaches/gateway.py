@@ -84,12 +84,16 @@ def an_old_number_is_evidence(self: Router, endpoint: str, now: float) -> bool:
     return False
 
 
-def late_charges_are_stale(self: Requests, request: Any, ended: Any, now: float) -> None:
+def late_charges_are_stale(self: Requests, request: Any, endpoint: str, ended: Any, now: float) -> None:
     return None
 
 
-def nobody_is_charged(self: Requests, request: Any, ended: Any) -> bool:
+def nobody_is_charged(self: Requests, request: Any, endpoint: str, ended: Any) -> bool:
     return False
+
+
+def charges_stay(self: Requests, explained: Any) -> None:
+    return None
 
 
 def suspects_among_others(self: Requests, request: Any, peer: str, now: float) -> Any:
@@ -116,6 +120,7 @@ BREACHES = [
     Breach("retryable ends reach the client", "DESIGN 4, resume", Requests, "_on_ended", retryable_ends_end),
     Breach("a charge that comes late is dropped", "DESIGN 4, resume", Requests, "_charge_late", late_charges_are_stale),
     Breach("nobody is charged for a failed step", "DESIGN 4, resume", Requests, "_charge", nobody_is_charged),
+    Breach("a culprit's faults stay charged to others", "DESIGN 4, resume", Requests, "_acquit", charges_stay),
     Breach("the twice charged run with others", "DESIGN 4, resume", Requests, "_submit", suspects_among_others),
     Breach("ended attempts stay counted", "law 4, M17", Requests, "_detach", attempts_stay_counted),
     Breach("deadlines are left to the engines", "law 2, M6", Requests, "on_time", deadlines_are_the_engines),

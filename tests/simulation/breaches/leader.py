@@ -18,7 +18,7 @@ from tests.simulation.breaches.breach import Breach
 LET_GO, SETTLE, SUBMITTED, ABORTED = Leader.let_go, Leader.settle, Admission.submitted, Leader.aborted
 STEP_REPORT, ISSUE, MATCH = Steps.report, Steps.issue, Cache.match
 RETIRE, PLAN_DECODE, BOOK_REPORT, JOINED = Pool.retire, Scheduler.plan_decode, Book.report, Leader.rank_joined
-FAULT, COMPILED = Leader.fault, Admission.compiled
+FAULT, RANK_FAULT, COMPILED = Leader.fault, Leader.rank_fault, Admission.compiled
 
 
 def idle_steps_do_not_count(self: Steps, rows: Any, rooms: Any, at: float) -> Any:
@@ -41,6 +41,10 @@ def reports_of_any_step(self: Steps, rank: int, n: int, digest: int, at: float) 
 
 def rank_faults_are_swallowed(self: Leader, message: Any) -> None:
     self.stale("rankfault")
+
+
+def threads_charge_too(self: Leader, message: Any) -> None:
+    RANK_FAULT(self, msgspec.structs.replace(message, in_step=True))
 
 
 def one_step_charged(self: Leader, name: str, detail: str, rank: int = -1, steps: Any = ()) -> None:
@@ -144,6 +148,7 @@ BREACHES = [
     Breach("a report with too few tokens passes", "law 1, M2", Book, "report", short_reports_pass),
     Breach("a report counts for whatever step is due", "law 1, M3", Steps, "report", reports_of_any_step),
     Breach("a rank's fault is logged and swallowed", "law 2, M5", Leader, "rank_fault", rank_faults_are_swallowed),
+    Breach("a thread's fault is charged to the step", "DESIGN 4, resume", Leader, "rank_fault", threads_charge_too),
     Breach("only the step that is due is charged", "DESIGN 4, resume", Leader, "fault", one_step_charged),
     Breach("tokens leave when the first rank reported", "law 1, M6", Steps, "report", first_report_decides),
     Breach("digests are not compared", "law 1, M9", Steps, "report", digests_are_not_compared),

@@ -47,6 +47,7 @@ COUNTERS = (
     "decode_tokens",
     "cached_tokens",
     "retracted",
+    "finished",
     "aborted",
     "handed",
     "transfers",
@@ -167,6 +168,7 @@ class Leader:
         if room.gateway:
             if handed and happening != r.ABORT:  # its part is done, whatever became of the rest
                 reason, detail, retryable, charged = "stop", "handed over", False, False
+            self.counters["finished"] += reason in ("stop", "length") and not retryable
             ended = Ended(room.id, reason, detail, retryable, 0.0, charged, room.cached)
             self.out.append(SayEnded(room.gateway, ended))
         else:
@@ -369,7 +371,7 @@ class Leader:
 
     def rank_fault(self, message: RankFault) -> None:
         due = self.steps.expected[message.rank]
-        steps = [x for x in self.steps.open if x.n >= due and message.name != "grammar_stuck"]  # that is in no step
+        steps = [x for x in self.steps.open if x.n >= due and message.in_step]
         self.fault(message.name or "rank", f"rank {message.rank}: {message.detail}", message.rank, steps)
 
     def peer_said(self, event: PeerSaid) -> None:

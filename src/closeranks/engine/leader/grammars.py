@@ -4,6 +4,7 @@ A grammar is compiled once, beside the steps; what nobody uses is kept up to a s
 one is remembered like any other, so that asking again costs nothing.
 
     unknown --ask--> pending --Compiled--> ready | failed --unused, and the room is needed--> unknown
+                        |--nobody waits for it any more--> unknown
                         | longer than PATIENCE_S: its requests end, and so does the epoch: a compiler cannot be stopped
 """
 
@@ -62,15 +63,17 @@ class Grammars:
     def leave(self, grammar: Grammar) -> None:
         """An entry of the book that had it is gone."""
         grammar.users -= 1
+        if grammar.pending and not grammar.users:
+            self.drop([grammar])
         self.trim()
 
     def compiled(self, message: Compiled, now: float) -> None:
         """The sampling rank's answer."""
         grammar = self.numbers.get(message.number)
+        self.since = now  # also after one that nobody waits for any more: the next has its turn
         if grammar is not None and grammar.pending:
             grammar.pending, grammar.error = False, message.error
             grammar.size = max(message.size, len(grammar.text))
-            self.since = now
             self.trim()
 
     def overdue(self, now: float) -> Grammar | None:
@@ -91,7 +94,12 @@ class Grammars:
             if total <= KEPT_BYTES:
                 break
             total -= grammar.size
-            del self.known[grammar.text], self.numbers[grammar.number]
-            dropped.append(grammar.number)
+            dropped.append(grammar)
         if dropped:
-            self.send(Compile(self.epoch, 0, "", dropped))
+            self.drop(dropped)
+
+    def drop(self, dropped: list[Grammar]) -> None:
+        """The ranks need not have them."""
+        for grammar in dropped:
+            del self.known[grammar.text], self.numbers[grammar.number]
+        self.send(Compile(self.epoch, 0, "", [x.number for x in dropped]))

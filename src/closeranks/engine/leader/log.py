@@ -22,7 +22,7 @@ import msgspec
 from .events import Config, Event
 
 MAGIC = b"crlog\x00\x00\x02"
-VERSION = 3
+VERSION = 4
 FRAME = struct.Struct("<II")
 PATTERN = "*.crlog"
 RETRY_S = 1.0

@@ -242,7 +242,7 @@ class Shell:
     def rank_ended(self, now: float) -> None:
         """The supervisor reaped a rank that crashed: it says so in that rank's place, who cannot any more."""
         said = json.loads((self.folder / "ended.json").read_text())
-        self.desk.from_rank(RankFault(self.settings.epoch, said["rank"], "crash", said["how"]), now)
+        self.desk.from_rank(RankFault(self.settings.epoch, said["rank"], "crash", said["how"], in_step=True), now)
 
     @property
     def busy(self) -> bool:
@@ -391,6 +391,7 @@ class Shell:
             "step": fault.n,
             "charged": [str(room) for room in fault.charged],
             "culprit": self.culprit(fault),
+            "finished": self.leader.counters["finished"],
             "time": time.time(),
         }
         try:

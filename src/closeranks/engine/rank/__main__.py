@@ -159,7 +159,7 @@ def main(argv: list[str]) -> int:
     try:
         serve(settings, context, notices, ticks)
     except BaseException as error:  # noqa: BLE001 - said to the leader, then the process ends
-        notices.fault(error)
+        notices.fault(error, in_step=True)
         notices.wait_for_end()
     notices.stop()
     sys.stdout.flush()

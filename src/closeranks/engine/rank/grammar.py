@@ -191,12 +191,16 @@ class CompilerThread:
         try:
             while True:
                 message = self._queue.get()
+                if message.number not in self._texts:
+                    continue  # whoever asked has gone
                 error, size = "the engine has no tokenizer to apply a grammar to", 0
                 if self._grammars is not None:
                     usual = sys.getswitchinterval()
                     sys.setswitchinterval(SWITCH_S)
                     error, size = self._grammars.compile(message.grammar)
                     sys.setswitchinterval(usual)
+                    if message.grammar not in self._texts.copy().values():
+                        self._grammars.forget(message.grammar)
                 if error:
                     structlog.get_logger().warning("grammar refused", number=message.number, error=error[:200])
                 self._notify(Compiled(self._epoch, 0, message.number, error, size))

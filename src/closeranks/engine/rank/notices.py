@@ -54,16 +54,18 @@ class Notices:
         """Send a notice, in order."""
         self._queue.put(notice)
 
-    def fault(self, error: BaseException) -> None:
+    def fault(self, error: BaseException, in_step: bool = False) -> None:
         """Say that this rank raised, then end the process with code 70; the first call decides. From any thread.
 
+        `in_step`: by the thread that runs the steps.
         Returns only where another thread is already saying one.
         """
         if not self._faulted.acquire(blocking=False):
             return
         trace = "".join(traceback.format_exception(error))
         structlog.get_logger().error("rank fault", rank=self._rank, epoch=self._epoch, fault=repr(error), trace=trace)
-        self.post(RankFault(self._epoch, self._rank, type(error).__name__, f"{error}\n{trace[-_DETAIL:]}"))
+        said = f"{error}\n{trace[-_DETAIL:]}"
+        self.post(RankFault(self._epoch, self._rank, type(error).__name__, said, in_step))
         self.stop()
         os._exit(EXIT_FAULT)
 
