@@ -105,6 +105,15 @@ def test_sglang_counters() -> None:
     assert not counters.held({"tokens": 5.0, "paused": 3.0})
 
 
+def test_what_is_computed_within_a_prompt_or_an_answer_is_counted() -> None:
+    """Each mode is a series that appears with its first token; ranks that report all tell the same."""
+    page = b'sglang:realtime_tokens_total{mode="%s",tp_rank="%d"} %d\n'
+    modes = [(b"prefill_compute", 8192), (b"prefill_cache", 64), (b"decode", 40)]
+    found = counters.parse(b"".join(page % (mode, rank, n) for mode, n in modes for rank in (0, 1)))
+    assert found == {"worked": 8192.0 + 64 + 40}
+    assert counters.parse(b'vllm:estimated_flops_per_gpu_total{engine="0"} 1.5e12\n') == {"worked": 1.5e12}
+
+
 def test_vllm_counters() -> None:
     assert counters.parse(VLLM_PAGE) == {
         "running": 3.0,

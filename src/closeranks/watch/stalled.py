@@ -84,6 +84,10 @@ def _own_stalled(view: View, limits: Limits) -> Suspicion:
     return Suspicion(tuple(signs), enough=bool(reasons))
 
 
+_ADVANCES = ("tokens", "finished", "prompted", "worked")
+"""Fields that grow where requests advance."""
+
+
 def stalled_s(view: View) -> float:
     """For how long requests are held and nothing advances, by the counters; 0 when that is not known.
 
@@ -93,7 +97,7 @@ def stalled_s(view: View) -> float:
     held = view.track("counters", "held")
     if held is None or held.value is not True:
         return 0.0
-    flats = [t.flat_s for name in ("tokens", "finished", "prompted") if (t := view.track("counters", name)) is not None]
+    flats = [t.flat_s for name in _ADVANCES if (t := view.track("counters", name)) is not None]
     waited = min([held.flat_s, *flats]) if flats else 0.0
     sends, finished = view.track("counters", "sends"), view.track("counters", "finished")
     if view.engine.role == "prefill" and sends is not None and sends.value is True and finished is not None:
@@ -144,7 +148,8 @@ def _explained_by_peer(view: View, limits: Limits) -> Evidence | None:
             return Evidence("counters", None, f"it waits for {peer.engine.name}, which is confirmed as faulty")
         if still_s(peer) >= limits.still_s and peer.engine.kind != "vllm":
             return Evidence("counters", None, f"it waits for {peer.engine.name}, which stands")
-        fields = ("tokens", "prompted", "finished")
+        stuck = stalled_s(peer) >= limits.stalled_s  # it computes on what comes, and nothing of that gets out of it
+        fields = [name for name in _ADVANCES if name != "worked" or not stuck]
         tracks = [t for name in fields if (t := peer.track("counters", name)) is not None]
         if any(t.moved and view.snapshot.at - t.changed <= limits.stalled_s for t in tracks):
             return Evidence("counters", None, f"it waits for {peer.engine.name}, which is at work")

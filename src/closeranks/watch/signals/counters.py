@@ -18,6 +18,7 @@ from closeranks.watch.snapshot import Signal as SignalName
 # metric → field; several series of one name are summed
 _FIELDS = {
     b"sglang:generation_tokens_total": "tokens",
+    b"sglang:realtime_tokens_total": "worked",
     b"sglang:num_requests_total": "finished",
     b"sglang:num_aborted_requests_total": "aborted",
     b"sglang:num_bootstrap_failed_reqs_total": "unconnected",
@@ -32,6 +33,7 @@ _FIELDS = {
     b"sglang:num_retracted_reqs": "retracted",
     b"vllm:generation_tokens_total": "tokens",
     b"vllm:prompt_tokens_total": "prompted",
+    b"vllm:estimated_flops_per_gpu_total": "worked",
     b"vllm:request_success_total": "finished",
     b"vllm:nixl_num_failed_transfers_total": "lost",
     b"vllm:num_requests_running": "running",
@@ -58,6 +60,8 @@ def parse(body: bytes) -> dict[str, float]:
 
     The gauges and counters of an engine's ranks repeat each other, so the highest rank's value counts once; series that
     differ in anything else (data-parallel replicas, `is_streaming`, ends) count different requests and are summed.
+    `worked` grows with every step that computes, also within a prompt or an answer, where `tokens`, `prompted` and
+    `finished` may wait for its end: SGLang's tokens of prompts and answers, vLLM's operations (`--enable-mfu-metrics`).
     Requests that were given up, or whose hand-over failed, are not among the finished: in a stall they are all that
     ends. `refused`: hand-overs that failed and that nobody had given up; engines count those that somebody had among
     their failures, so it can fall by requests that were given up elsewhere. SGLang's series of failures appear with
