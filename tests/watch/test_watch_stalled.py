@@ -45,3 +45,15 @@ def test_what_prefill_computes_explains_nothing_while_its_hand_overs_stand() -> 
         film.look(held=held, probe=HANGS if n > 6 else None)
         phases.append({film.state.phase, film.memory.states[PREFILL].phase})
     assert any("confirmed" in both for both in phases)
+
+
+def test_a_slow_link_seen_from_both_ends_is_one_fact() -> None:
+    held = {"prefill": {"inflight": 2.0}, "decode": {"transfer": 2.0}}
+    film = settled()
+    for _ in range(30):
+        film.look(held=held)
+        assert "confirmed" not in {film.state.phase, film.memory.states[PREFILL].phase}
+    assert film.memory.states[PREFILL].phase == "suspect"
+    assert any("in the same transfer" in e.text for e in film.memory.states[PREFILL].why), "it is told all the same"
+    film.looks(3, held=held, probe=HANGS)
+    assert film.memory.states[PREFILL].phase == "confirmed"

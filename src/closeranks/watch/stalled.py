@@ -1,7 +1,8 @@
 """A loop that turns, holds requests, and advances none: a lost hand-over, a dead helper thread, a peer that is gone.
 
 Alone that is saturation, or a long step of the engine that this one waits for; so it takes a second sign: a failed
-request of our own, the peer at the other end of the same transfers, helper threads.
+request of our own, helper threads. That the peer at the other end of the same transfers stalls too is the same fact
+once more: it is told, and is no second sign.
 """
 
 from collections.abc import Callable
@@ -35,12 +36,13 @@ def stalled(view: View, limits: Limits, pace_s: float | None) -> Suspicion:
     long = _outlasts_an_unseen_prefill(view, limits, waited, pace_s)
     seconds: list[Callable[[], Evidence | None]] = [
         lambda: probe_failed(view, waited) if long else None,
-        lambda: _peer_stalls_too(view, limits),
         lambda: lacks,
         lambda: _helpers_stand(view) if long else None,
     ]
     found = [evidence for ask in seconds if (evidence := ask()) is not None]
-    return Suspicion((sign, *found), enough=bool(found), cls=_class_of(view), holds=True)
+    both_ends = _peer_stalls_too(view, limits)
+    signs = (sign, *found) if both_ends is None else (sign, both_ends, *found)
+    return Suspicion(signs, enough=bool(found), cls=_class_of(view), holds=True)
 
 
 _ON_THE_WAY = ("bootstrap", "inflight", "prealloc", "transfer")
@@ -173,7 +175,7 @@ def probe_failed(view: View, waited: float) -> Evidence | None:
 
 
 def _peer_stalls_too(view: View, limits: Limits) -> Evidence | None:
-    """Prefill has computed and cannot hand over, decode waits for it: two engines say the same of each other."""
+    """Prefill has computed and cannot hand over, decode waits for it: a slow link as well as a lost one."""
     for peer in view.peers():
         pair = (view, peer) if view.engine.role == "prefill" else (peer, view)
         sent, due = pair[0].number("counters", "inflight"), pair[1].number("counters", "transfer")

@@ -1,9 +1,8 @@
-"""Inferences of a fault: each is a set of signs, and needs a second one from another signal, or from the engine at the
-other end of a transfer.
+"""Inferences of a fault: each is a set of signs, and needs a second one from another signal.
 
     stands    no main thread of any rank runs                        /proc + counters, or + identical stacks twice
     spins     the loop stands while the devices are busy             counters + GPU
-    stalled   the loop turns, requests are held and none advances    counters + probe, peer, helper threads
+    stalled   the loop turns, requests are held and none advances    counters + probe, helper threads
     refused   hand-overs fail one after the other, none succeeds     counters + probe
     unheard   the port accepts, nothing answers                      HTTP + /proc of the frontend
 """
