@@ -453,6 +453,26 @@ def test_the_switches_of_a_dump_do_not_end_a_stillness() -> None:
     assert film.look(proc="stands", counters="stands", stacks=SAME) == "confirmed"
 
 
+def test_a_dump_that_takes_long_hides_no_wedge() -> None:
+    film = Film()
+    film.looks(4)
+    film.looks(5, proc="stands", counters="stands")
+    began = film.at
+    film.looks(12, proc="moves", counters="stands", disturbed=True)
+    film.look(proc="stands", counters="stands", stacks={"began": began})
+    assert film.phase == "confirmed"
+
+
+def test_what_runs_only_while_it_is_dumped_does_not_stand() -> None:
+    """A watch that gets little CPU dumps most of the time: what changes meanwhile may be the dumps' doing, or not."""
+    film = Film()
+    film.looks(4)
+    film.looks(4, http=False, launcher="stands")
+    assert film.phase == "suspect"
+    phases = film.looks(40, http=False, launcher="moves", disturbed=True, stacks=Blind("no right"))
+    assert "confirmed" not in phases
+
+
 @given(pause=st.floats(7.0, 1e6))
 @settings(max_examples=20, deadline=None)
 def test_a_pause_of_the_watch_counts_as_a_second(pause: float) -> None:

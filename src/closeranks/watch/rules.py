@@ -104,6 +104,12 @@ def still_s(view: View) -> float:
     return 0.0 if shortest == float("inf") else shortest
 
 
+def still_since(view: View) -> float:
+    """When the last of the ranks' main threads was seen to run, but under a dump."""
+    tracks = [view.proc_track(process, name) for process in view.engine.deciders for name in ("switches", "ticks")]
+    return max((t.changed for t in tracks if t is not None), default=float("inf"))
+
+
 def no_work(view: View) -> bool:
     """The engine's counters say that it holds no request."""
     values = view.values("counters")

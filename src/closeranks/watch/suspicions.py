@@ -9,7 +9,7 @@
 
 from closeranks.watch.limits import Limits
 from closeranks.watch.refused import Refusals, refused
-from closeranks.watch.rules import Suspicion, ready, still_s
+from closeranks.watch.rules import Suspicion, ready, still_s, still_since
 from closeranks.watch.snapshot import Blind, Evidence
 from closeranks.watch.stalled import probe_failed, stalled
 from closeranks.watch.view import View
@@ -27,7 +27,7 @@ def stands(view: View, limits: Limits) -> Suspicion:
     signs = [Evidence("proc", None, f"no main thread of its {len(view.engine.deciders)} ranks ran for {still:.1f} s")]
     if counted is not None:
         signs.append(counted)
-    stacks = _stacks(view, still)
+    stacks = _stacks(view)
     if stacks is None:
         if "stacks" in {b.partition(":")[0] for b in view.blind()}:
             waited = still >= limits.still_alone_s and counted is not None
@@ -66,10 +66,10 @@ def _counters_stand(view: View, limits: Limits) -> tuple[Evidence | None, bool]:
     return None, False
 
 
-def _stacks(view: View, still: float) -> tuple[Evidence | None, Evidence | None] | None:
+def _stacks(view: View) -> tuple[Evidence | None, Evidence | None] | None:
     """(sign, exclusion) of two rounds of dumps that lie within the stillness; None: there are none such."""
     values = view.values("stacks")
-    if values is None or float(values["began"]) < view.snapshot.at - still - FUZZ_S:
+    if values is None or float(values["began"]) < still_since(view) - FUZZ_S:
         return None
     places = str(values["places"])
     if values["startup"]:
@@ -118,8 +118,9 @@ def unheard(view: View, limits: Limits) -> Suspicion:
         return Suspicion()  # it may not have begun to serve
     waited = view.snapshot.at - silent.changed
     head = next((p for p in view.engine.procs if p.role in ("launcher", "gateway")), None)
-    tracks = [view.proc_track(head, name) for name in ("switches", "ticks")] if head is not None else []
-    still = min((t.flat_s for t in tracks if t is not None), default=0.0)
+    found = [view.proc_track(head, name) for name in ("switches", "ticks")] if head is not None else []
+    tracks = [t for t in found if t is not None]
+    still = min((t.flat_s for t in tracks), default=0.0)
     waits = head is not None and view.text("proc", "state", f"{view.engine.name}/{head.label}") in ("S", "D", "T")
     if head is None or not waits or still < limits.still_s:
         return Suspicion()  # it runs, or waits for the CPU: busy, or the machine is
@@ -129,7 +130,7 @@ def unheard(view: View, limits: Limits) -> Suspicion:
         Evidence("proc", head.label, f"its main thread did not run for {still:.1f} s, with requests waiting"),
     ]
     stacks = view.values("stacks", key)
-    if stacks is not None and float(stacks["began"]) >= view.snapshot.at - still - FUZZ_S:
+    if stacks is not None and float(stacks["began"]) >= max(t.changed for t in tracks) - FUZZ_S:
         if stacks["idle"]:
             return Suspicion(tuple(signs))  # its event loop waits for events: it is not what blocks
         if stacks["same"] and stacks["still"]:

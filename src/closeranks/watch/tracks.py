@@ -1,8 +1,9 @@
 """How long each value has stood: the memory that turns single readings into "no context switch for 4 s".
 
 A track is a value, since when it has it, and by how many readings that is known. Durations are between readings, never
-up to now: a reading that failed proves nothing. A pause of the watch itself (it was stopped, it got no CPU, the machine
-slept) counts as one second: nobody looked, and the engines may have been held as well.
+up to now: a reading that failed proves nothing. A change under a stack dump may be the dump's own: it ends no stillness,
+and its time counts as none. A pause of the watch itself (it was stopped, it got no CPU, the machine slept) counts as
+one second: nobody looked, and the engines may have been held as well.
 """
 
 from collections.abc import Mapping
@@ -34,11 +35,13 @@ class Track(msgspec.Struct, frozen=True):
     """Of the first reading of this field in this life."""
     looks: int = 1
     """Readings that showed it."""
+    masked: float = 0.0
+    """Seconds since `changed` in which a dump hid whether it stood: they are no part of `flat_s`."""
 
     @property
     def flat_s(self) -> float:
         """Seconds between the first and the newest of at least three readings that showed the value."""
-        return self.last - self.changed if self.looks >= 3 else 0.0
+        return self.last - self.changed - self.masked if self.looks >= 3 else 0.0
 
     @property
     def moved(self) -> bool:
@@ -76,7 +79,9 @@ def advance(tracks: Mapping[Key, Track], snapshot: Snapshot, before: float | Non
 
 def _later(track: Track, seconds: float) -> Track:
     """The track as if so many seconds had not been."""
-    return Track(track.value, track.changed + seconds, track.last + seconds, track.first + seconds, track.looks)
+    return msgspec.structs.replace(
+        track, changed=track.changed + seconds, last=track.last + seconds, first=track.first + seconds
+    )
 
 
 def _next(old: Track | None, value: Value, at: float, masked: bool) -> Track:
@@ -85,7 +90,7 @@ def _next(old: Track | None, value: Value, at: float, masked: bool) -> Track:
     if at <= old.last:  # the same reading as at the last look
         return old
     if value == old.value:
-        return Track(value, old.changed, at, old.first, old.looks + 1)
-    if masked and isinstance(value, float):  # the dump's own doing, as far as anybody can tell
-        return Track(value, old.changed, at, old.first, old.looks)
+        return msgspec.structs.replace(old, last=at, looks=old.looks + 1)
+    if masked and isinstance(value, float):  # the dump's own doing, or not: nobody can tell
+        return msgspec.structs.replace(old, value=value, last=at, masked=old.masked + at - old.last)
     return Track(value, at, at, old.first)
