@@ -370,6 +370,16 @@ def test_a_frozen_frontend_is_confirmed_a_busy_one_is_not() -> None:
     assert set(starved) == {"healthy"}
 
 
+def test_a_launcher_that_does_not_serve_is_not_what_is_unheard() -> None:
+    how: dict[str, Any] = {"http": False, "launcher": "stands", "stacks": Blind("no right")}
+    for servers, last in ((0, "confirmed"), (2, "suspect")):
+        seen = engine("vllm")
+        extra = [Proc(300 + n, 1, 100, "helper", NAME, None, f"VLLM::APIServer_{n}") for n in range(servers)]
+        film = Film(msgspec.structs.replace(seen, procs=(*seen.procs, *extra)))
+        film.looks(4)
+        assert film.looks(20, **how)[-1] == last
+
+
 def test_ranks_that_wait_for_the_cpu_do_not_stand() -> None:
     film = Film()
     film.looks(5)

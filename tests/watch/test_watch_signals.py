@@ -380,6 +380,27 @@ def test_a_rank_that_moved_or_a_thread_that_ran_is_seen() -> None:
     assert (values["same"], values["still"], values["transfer_still"]) == (False, False, False)
 
 
+def test_a_launcher_that_waits_for_its_api_servers_is_idle() -> None:
+    """vLLM's with `--api-server-count`: others serve HTTP."""
+    dump = """Process 100: vllm serve
+Python v3.12.3 (/usr/bin/python3.12)
+
+Thread 100 (idle): "MainThread"
+    {inner}wait (multiprocessing/connection.py:1136)
+    wait_for_completion_or_failure (vllm/v1/utils.py:230)
+    run_multi_api_server (vllm/entrypoints/cli/serve.py:200)
+    cmd (vllm/entrypoints/cli/serve.py:60)
+"""
+    for inner in ("select (selectors.py:415)\n    ", ""):
+        rounds = _rounds(DUMP.format(line=1))
+        rounds.engines = (engine("vllm"),)
+        key = f"{NAME}/launcher"
+        rounds.first[key] = rounds.second[key] = dump.format(inner=inner)
+        values = stacks.judge(rounds)[key]
+        assert not isinstance(values, Blind)
+        assert values["idle"] is True
+
+
 def test_a_missing_helper_thread_is_named() -> None:
     values = stacks.judge(_rounds(DUMP.format(line=1).partition("Thread 150")[0]))[NAME]
     assert not isinstance(values, Blind)

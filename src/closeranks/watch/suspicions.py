@@ -1,11 +1,13 @@
 """Inferences of a fault: each is a set of signs, and needs a second one from another signal.
 
-    stands    no main thread of any rank runs                        /proc + counters, or + identical stacks twice
-    spins     the loop stands while the devices are busy             counters + GPU
-    stalled   the loop turns, requests are held and none advances    counters + probe, helper threads
-    refused   hand-overs fail one after the other, none succeeds     counters + probe
-    unheard   the port accepts, nothing answers                      HTTP + /proc of the frontend
+stands    no main thread of any rank runs                        /proc + counters, or + identical stacks twice
+spins     the loop stands while the devices are busy             counters + GPU
+stalled   the loop turns, requests are held and none advances    counters + probe, helper threads
+refused   hand-overs fail one after the other, none succeeds     counters + probe
+unheard   the port accepts, nothing answers                      HTTP + /proc of the frontend
 """
+
+import re
 
 from closeranks.watch.limits import Limits
 from closeranks.watch.refused import Refusals, refused
@@ -137,7 +139,12 @@ def unheard(view: View, limits: Limits) -> Suspicion:
             signs.append(Evidence("stacks", head.label, f"identical stacks twice: {stacks['places']}"))
             return Suspicion(tuple(signs), enough=silent.looks >= 2 and waited >= limits.unanswered_s)
     blind = isinstance(view.snapshot.readings.get("stacks", {}).get(key), Blind)
-    return Suspicion(tuple(signs), enough=blind and min(still, waited) >= limits.still_alone_s)
+    serves = not any(_SERVES.match(p.title) for p in view.engine.procs)
+    return Suspicion(tuple(signs), enough=blind and serves and min(still, waited) >= limits.still_alone_s)
+
+
+_SERVES = re.compile(r"VLLM::APIServer_\d")
+"""vLLM's processes that serve HTTP in its launcher's stead (`--api-server-count`)."""
 
 
 def suspicions(view: View, limits: Limits, pace_s: float | None, refusals: Refusals) -> tuple[Suspicion, ...]:

@@ -1,9 +1,9 @@
 """How long each value has stood: the memory that turns single readings into "no context switch for 4 s".
 
 A track is a value, since when it has it, and by how many readings that is known. Durations are between readings, never
-up to now: a reading that failed proves nothing. A change under a stack dump may be the dump's own: it ends no stillness,
-and its time counts as none. A pause of the watch itself (it was stopped, it got no CPU, the machine slept) counts as
-one second: nobody looked, and the engines may have been held as well.
+up to now: a reading that failed proves nothing. A change under a stack dump may be the dump's own: it ends no
+stillness, and its time counts as none. A pause of the watch itself (it was stopped, it got no CPU, the machine slept)
+counts as one second: nobody looked, and the engines may have been held as well.
 """
 
 from collections.abc import Mapping

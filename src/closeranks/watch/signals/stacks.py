@@ -169,7 +169,7 @@ def _group(rounds: Rounds, engine: EngineSeen, group: Sequence[Proc]) -> Values 
         ),
         "still": len(seconds) == len(still) and bool(still),
         "seconds": min(seconds, default=0.0),
-        "idle": bool(core) and all(last[p].kind == "idle" for p in core),
+        "idle": bool(core) and all(last[p].kind in ("idle", "launcher") for p in core),  # or waits for its children
         "startup": any(place.site == "startup" for place in last.values()),
         "updating": any(_UPDATES.match(name) for found in names for name in found),
         "slow": any(place.kind in _SLOW for place in last.values()),
