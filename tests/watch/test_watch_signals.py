@@ -312,9 +312,47 @@ def test_a_log_is_followed_over_cuts_and_rotation(tmp_path: Path) -> None:
     path.write_text("server_args=ServerArgs()\n")
     log.look()
     assert log.crash == ""
-    path.unlink()
     with pytest.raises(OSError):
-        log.look()
+        Followed([str(tmp_path / "none")]).look()
+
+
+def test_an_engine_goes_on_in_the_file_that_it_opened(tmp_path: Path) -> None:
+    """logrotate renames and creates a new one; the engine, told nothing, writes to what it has."""
+    path, moved = tmp_path / "engine.log", tmp_path / "engine.log.1"
+    with path.open("ab", buffering=0) as engine_writes:
+        engine_writes.write(b"The server is fired up and ready to roll!\n")
+        seen = EngineSeen("decode", "sglang", "decode", None, engine().procs, logs=(str(path),))
+        signal = LogSignal()
+        assert signal.files(seen) == (str(path),)
+        signal.read_now([seen])
+        for create in (False, True):
+            if create:
+                path.touch()
+            else:
+                path.rename(moved)
+            engine_writes.write(b"Generation paused by pause_generation\n")
+            found = signal.read_now([seen])["decode"]
+            assert not isinstance(found, Blind)
+            assert (found["paused"], found["lines"]) == (True, 2.0 + create)
+            assert signal.files(seen) == (str(moved),), "a bundle takes the log from there"
+        engine_writes.write(b"SIGTERM received\n")
+    path.write_text("[x] Generation continued\n")  # and here it has opened its log anew
+    found = signal.read_now([seen])["decode"]
+    assert not isinstance(found, Blind)
+    assert (found["paused"], found["ending"], found["lines"]) == (False, True, 5.0)
+    assert signal.files(seen) == (str(path),)
+
+
+def test_a_log_that_was_cut_and_has_grown_again_is_read_from_its_begin(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text("[x] one line\n" * 3)
+    log = Followed([str(path)])
+    log.look()
+    path.write_text("[x] Scheduler hit an exception: x\n" + "[x] later\n" * 30)  # in place, as copytruncate does
+    log.look()
+    assert (log.crash, log.lines) == ("the scheduler raised an exception", 34)
+    log.look()
+    assert log.lines == 34
 
 
 def test_the_log_of_an_engine_that_is_gone_is_read_to_its_end(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ class Keeper:
         return await self._reads.setdefault(engine.name, Aside("evidence")).run(lambda: what(*args, **more))
 
     async def _log(self, files: gather.Files, engine: EngineSeen, limit: int) -> None:
-        for number, path in enumerate(self._logs.paths(engine)):
+        for number, path in enumerate(self._logs.files(engine)):
             text = await self._read(engine, gather.log_tail, Path(path), limit)
             await _add(files, f"{engine.name}/engine{number or ''}.log", text)
 

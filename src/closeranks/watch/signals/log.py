@@ -5,7 +5,6 @@ clients send is in log lines too, and must say nothing of the engine: a line is 
 and of an access line only the path counts of a request that was carried out.
 """
 
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -14,14 +13,12 @@ from closeranks.evidence.gather import without_request
 from closeranks.watch import procfs
 from closeranks.watch.aside import Aside
 from closeranks.watch.signals import Readings
+from closeranks.watch.signals.tail import Tail
 from closeranks.watch.snapshot import Blind, EngineSeen, Values
 from closeranks.watch.snapshot import Signal as SignalName
 
-FIRST_BYTES = 1 << 20
 LEFT_S = 60.0
 """The log of an engine that is gone is read for so long: its last words say whether that was wanted."""
-LOOK_BYTES = 4 << 20
-"""Read at most so much at a look; what a flood wrote beyond it is skipped and said."""
 
 _STARTS = (b"server_args=ServerArgs(", b"server_args={'", b"vLLM API server version", b"non-default args")
 _READY = (
@@ -87,15 +84,15 @@ SOON_S = 2.0
 
 
 class Followed:
-    """One engine's log: position in its file, and what it has said in this life. `born`: when that began (epoch
-    seconds); lines that stood in the file before and bear an earlier time are of a former life."""
+    """One engine's log: its files, and what it has said in this life. `born`: when that began (epoch seconds); lines
+    that stood in the file before and bear an earlier time are of a former life."""
 
     def __init__(self, paths: Sequence[str], born: float = 0.0) -> None:
         self.paths = tuple(paths)
         self._born = born
-        self.files: dict[str, tuple[int, int]] = {}
-        """Path → (inode, position)."""
-        self.rest: dict[str, bytes] = {}
+        self._tails = {path: Tail(path) for path in self.paths}
+        self._seen: set[str] = set()
+        """Paths that have been read once."""
         self.begin()
 
     def begin(self) -> None:
@@ -108,37 +105,32 @@ class Followed:
     def look(self) -> None:
         """Read what is new. Raises OSError when no file can be read."""
         errors: list[OSError] = []
-        for path in self.paths:
+        for path, tail in self._tails.items():
             try:
-                self._file(path)
+                lines, skipped = tail.read(), tail.skipped
             except OSError as error:
                 errors.append(error)
+                continue
+            self.skipped, tail.skipped = self.skipped + skipped, 0
+            former, first = False, path not in self._seen
+            self._seen.add(path)
+            for line in lines:
+                at = _time_of(line) if first else None
+                former = former if at is None else at < self._born - SOON_S
+                if not former:
+                    self.line(line)
         if errors and len(errors) == len(self.paths):
             raise errors[0]
 
-    def _file(self, path: str) -> None:
-        with open(path, "rb") as file:
-            info = os.fstat(file.fileno())
-            first = path not in self.files
-            inode, position = self.files.get(path, (info.st_ino, max(0, info.st_size - FIRST_BYTES)))
-            if inode != info.st_ino or info.st_size < position:  # rotated, or cut
-                position = 0
-            if info.st_size - position > LOOK_BYTES:
-                self.skipped += info.st_size - position - LOOK_BYTES
-                position = info.st_size - LOOK_BYTES
-            file.seek(position)
-            data = file.read(LOOK_BYTES)
-            self.files[path] = (info.st_ino, position + len(data))
-        if not data:
-            return
-        *lines, rest = (self.rest.get(path, b"") + data).split(b"\n")
-        self.rest[path] = rest[-65536:]
-        former = False
-        for line in lines:
-            at = _time_of(line) if first else None
-            former = former if at is None else at < self._born - SOON_S
-            if not former:
-                self.line(line)
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that are read, by the names that they have now."""
+        return tuple(tail.where for tail in self._tails.values())
+
+    def close(self) -> None:
+        """Let go of the files; a later look goes on."""
+        for tail in self._tails.values():
+            tail.close()
 
     def line(self, line: bytes) -> None:
         """Take in one line."""
@@ -224,6 +216,11 @@ class LogSignal:
         given = self._given.get(engine.name)
         return (given,) if given else engine.logs
 
+    def files(self, engine: EngineSeen) -> tuple[str, ...]:
+        """The same by the names that they have now: after a rotation an engine may go on in what was renamed."""
+        paths, followed = self.paths(engine), self._followed.get(engine.name)
+        return followed[1].files if followed is not None and followed[1].paths == paths else paths
+
     async def read(self, engines: Sequence[EngineSeen], urgent: frozenset[str]) -> Readings:
         """In a thread: a log may lie on a file system that hangs."""
         return await self._aside.run(lambda: self.read_now(engines))
@@ -240,6 +237,8 @@ class LogSignal:
             life = (head.pid, head.start_time)
             old = self._followed.get(engine.name)
             if old is None or old[1].paths != paths:
+                if old is not None:
+                    old[1].close()
                 age_s = (procfs.uptime_ticks() - head.start_time) / procfs.TICKS
                 old = (life, Followed(paths, time.time() - age_s))
             elif old[0] != life:
@@ -251,6 +250,8 @@ class LogSignal:
         for name in self._followed.keys() - {e.name for e in engines}:
             if time.monotonic() - self._seen[name] < LEFT_S:
                 found[name] = _look(*self._followed[name])
+            else:
+                self._followed[name][1].close()
         return found
 
 
