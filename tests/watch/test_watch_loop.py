@@ -17,7 +17,7 @@ from closeranks.cli.main import main
 from closeranks.evidence import capture
 from closeranks.watch import patience, procfs, server, verdict
 from closeranks.watch.incident import Incident
-from closeranks.watch.loop import Watch
+from closeranks.watch.loop import AGAIN, Watch
 from closeranks.watch.machine import Memory, Past
 from closeranks.watch.recover_state import NOT_OURS
 from closeranks.watch.settings import Settings
@@ -195,9 +195,13 @@ def test_a_confirmed_engine_gets_one_bundle_and_the_caller_is_told(tmp_path: Pat
         for _ in range(3):
             watch._changed(None, CONFIRMED)
         await watch.close(500)
+        assert len(watch.incidents) == watch.incidents_total == 1
 
     asyncio.run(go())
-    assert [found.engine for found in told] == [NAME]
+    assert [found.engine for found in told] == [NAME] * 3, "it may have moved before anything was done about the first"
+    assert [AGAIN in found.notes for found in told] == [False, True, True]
+    assert len({found.folder for found in told}) == 1
+    assert told[0].began < told[1].began
     assert len(list(tmp_path.iterdir())) == 1
     assert json.loads((next(tmp_path.iterdir()) / "manifest.json").read_text())["engine"] == NAME
 
@@ -239,6 +243,27 @@ def test_another_life_that_is_confirmed_gets_a_bundle_of_its_own(
         return len(watch.incidents)
 
     assert asyncio.run(go()) == 2
+
+
+def test_another_ground_in_the_same_life_gets_a_bundle_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verdict and plan of recovery would be of another fault."""
+
+    async def go() -> list[Incident]:
+        watch = Watch(Settings(bundle_dir=str(tmp_path)))
+        watch.on_change = lambda old, state: None
+
+        async def kept(state: State, *_: object) -> Incident:
+            return Incident(NAME, 0.0, (state.cls,))
+
+        monkeypatch.setattr(watch.keeper, "keep", kept)
+        for state in (CONFIRMED, CONFIRMED, msgspec.structs.replace(CONFIRMED, cls="KV_TRANSFER")):
+            watch._changed(None, state)
+        await watch.close(500)
+        return watch.incidents
+
+    assert [found.why for found in asyncio.run(go())] == [("",), ("KV_TRANSFER",)]
 
 
 def test_incidents_are_counted_beyond_those_that_are_remembered(

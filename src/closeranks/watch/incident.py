@@ -64,6 +64,11 @@ class Incident(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+def reasons(state: State) -> tuple[str, ...]:
+    """Why it is what it is, in words."""
+    return tuple(f"[{e.signal}{f' {e.rank}' if e.rank else ''}] {e.text}" for e in state.why)
+
+
 class Keeper:
     """Makes bundles from what the signals keep."""
 
@@ -110,7 +115,7 @@ class Keeper:
         began = time.time()
         files = await self.collect(sorted(snapshot.engines, key=lambda e: e.name != state.engine), rounds)
         files.add("watch.json", redact(_told(state, snapshot, states)), clean=False)
-        why = tuple(f"[{e.signal}{f' {e.rank}' if e.rank else ''}] {e.text}" for e in state.why)
+        why = reasons(state)
         facts: dict[str, object] = {"engine": state.engine, "confirmed": began, "why": why}
         judged_later = asyncio.create_task(self._judge.judge(files.contents))
         folder = await self._store(files, state.engine, facts)

@@ -17,7 +17,7 @@ import structlog
 from closeranks.watch import machine
 from closeranks.watch.aside import Aside
 from closeranks.watch.discover import Finder
-from closeranks.watch.incident import Incident, Keeper
+from closeranks.watch.incident import Incident, Keeper, reasons
 from closeranks.watch.limits import DEFAULT, Limits
 from closeranks.watch.server import Told
 from closeranks.watch.settings import Settings
@@ -38,11 +38,22 @@ FIND_LIMIT_S = 15.0
 AGAIN_S = 20.0
 """Between two pairs of dumps under one suspicion."""
 INCIDENT_S = 120.0
-"""An engine that is confirmed again so soon, in the same life, gets no new bundle."""
+"""An engine that is confirmed again so soon, in the same life and on the same ground, gets no new bundle."""
+AGAIN = "confirmed again in the same life: evidence and verdict are those of the time before"
 CLOSE_S = LONGEST_S + 15.0
 """What was begun for an incident has so long to be finished when the watch ends."""
 AFTER_DEATH_GAP_S = 2.5
 HTTP_S = 2.5
+
+
+class Kept(msgspec.Struct):
+    """What was kept of an engine's newest confirmation. `ground`: whether a proof, and the class of its signs."""
+
+    at: float
+    life: object
+    ground: tuple[bool, str]
+    incident: Incident | None = None
+
 
 OnChange = Callable[[State | None, State], None]
 OnIncident = Callable[[Incident], Awaitable[None]]
@@ -103,7 +114,7 @@ class Watch:
         self._engines: tuple[EngineSeen, ...] = ()
         self._find_trouble = ""
         self._busy: set[asyncio.Task[None]] = set()
-        self._kept: dict[str, tuple[float, object]] = {}
+        self._kept: dict[str, Kept] = {}
         self._one_incident = asyncio.Lock()
 
     @property
@@ -197,13 +208,11 @@ class Watch:
         if state.phase != "confirmed":
             return
         self.confirmations[state.engine] = self.confirmations.get(state.engine, 0) + 1
-        now, life = time.monotonic(), self._life(state.engine)
-        when, which = self._kept.get(state.engine, (-1e9, None))
-        if now - when < INCIDENT_S and life == which:
-            log.warning("confirmed again in the same life, no new bundle", engine=state.engine)
-            return
-        self._kept[state.engine] = (now, life)
-        self._work(self._incident(state))
+        now, life, ground = time.monotonic(), self._life(state.engine), (state.proof, state.cls)
+        kept = self._kept.get(state.engine)
+        if kept is None or now - kept.at >= INCIDENT_S or (kept.life, kept.ground) != (life, ground):
+            kept = self._kept[state.engine] = Kept(now, life, ground)
+        self._work(self._incident(state, kept))
 
     def _life(self, name: str) -> object:
         """What tells this life of an engine from the next; None when it is not among the processes."""
@@ -222,26 +231,38 @@ class Watch:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("incident could not be handled", error=f"{type(error).__name__}: {error}")
 
-    async def _incident(self, state: State) -> None:
-        """Evidence of one after the other: two at a time would dump the same processes."""
+    async def _incident(self, state: State, kept: Kept) -> None:
+        """Evidence of one after the other: two at a time would dump the same processes. Who acts is told each time: the
+        engine may have moved before anything was done about the confirmation before."""
         async with self._one_incident:
-            rounds = await self._fresh_rounds()
-            incident = await self.keeper.keep(state, self._with_gone(state.engine), self.states, rounds)
-            self.incidents.append(incident)
-            del self.incidents[:-50]
-            self.incidents_total += 1
-            log.error(
-                "incident",
-                engine=incident.engine,
-                verdict=incident.verdict.cls,
-                certainty=incident.verdict.certainty,
-                summary=incident.verdict.summary,
-                bundle=incident.folder,
-                bundle_s=incident.bundle_s,
-                verdict_s=incident.verdict_s,
-            )
+            if kept.incident is None:
+                kept.incident = incident = await self._evidence(state)
+            else:
+                log.warning(AGAIN, engine=state.engine)
+                notes = (*kept.incident.notes, AGAIN)
+                incident = msgspec.structs.replace(
+                    kept.incident, began=time.time(), why=reasons(state), bundle_s=0.0, verdict_s=0.0, notes=notes
+                )
         if self.on_incident is not None:
             await self.on_incident(incident)
+
+    async def _evidence(self, state: State) -> Incident:
+        rounds = await self._fresh_rounds()
+        incident = await self.keeper.keep(state, self._with_gone(state.engine), self.states, rounds)
+        self.incidents.append(incident)
+        del self.incidents[:-50]
+        self.incidents_total += 1
+        log.error(
+            "incident",
+            engine=incident.engine,
+            verdict=incident.verdict.cls,
+            certainty=incident.verdict.certainty,
+            summary=incident.verdict.summary,
+            bundle=incident.folder,
+            bundle_s=incident.bundle_s,
+            verdict_s=incident.verdict_s,
+        )
+        return incident
 
     def _with_gone(self, name: str) -> Snapshot:
         """The last look; with this engine as it was last seen, when nothing is left of it: its log is."""
