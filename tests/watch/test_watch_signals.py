@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from closeranks.evidence import capture
 from closeranks.watch.aside import Aside
 from closeranks.watch.signals import Reader, Readings, counters, gpu, loads, stacks, steps
 from closeranks.watch.signals.fetch import BODY_BYTES, Answer, Client
@@ -19,6 +20,7 @@ from closeranks.watch.signals.log import Followed, LogSignal
 from closeranks.watch.signals.probe import PREFIX, ProbeSignal
 from closeranks.watch.snapshot import Blind, EngineSeen, Proc
 from closeranks.watch.snapshot import Signal as SignalName
+from tests.evidence.test_capture import Stuck
 from tests.watch.looks import NAME, engine
 
 SGLANG_PAGE = b"""# HELP sglang:num_running_reqs The number of running requests
@@ -188,6 +190,36 @@ def test_gpus_of_the_engines_processes() -> None:
     found = gpu.parse(cards, "pid, gpu_uuid\n101, GPU-a\n102, GPU-b\n103, GPU-c\nrubbish\n")
     assert set(found) == {101, 102}
     assert found[101]["power"] < gpu.LOW_POWER
+
+
+def test_an_nvidia_smi_that_the_driver_holds_is_left_and_no_other_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Stuck] = []
+    both = asyncio.Event()
+
+    async def start(*_: object, **__: object) -> Stuck:
+        process = Stuck(started)
+        if len(started) == 2:
+            both.set()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    monkeypatch.setattr(capture, "ENDS_S", 0.01)
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: f"/usr/bin/{name}")
+    signal, seen = gpu.GpuSignal(), engine()
+
+    async def go() -> Readings:
+        reading = asyncio.create_task(signal.read([seen], frozenset({NAME})))
+        await both.wait()
+        reading.cancel()
+        await asyncio.wait({reading})
+        return await asyncio.wait_for(signal.read([seen], frozenset({NAME})), 60)
+
+    found = asyncio.run(go())
+    blind = found[NAME]
+    assert isinstance(blind, Blind)
+    assert "SIGKILL does not end it" in blind.reason
+    assert len(started) == 2
+    assert all(process.killed for process in started)
 
 
 def lines(followed: Followed, text: str) -> None:

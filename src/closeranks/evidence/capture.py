@@ -17,6 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 TAIL_BYTES = 256 * 1024
+ENDS_S = 1.0
+"""A process that SIGKILL has not ended by then waits inside the kernel, for as long as that likes."""
+_left: dict[int, asyncio.subprocess.Process] = {}
+"""Process → the py-spy at it that did not end. A second one would only hang beside it."""
 _PROC_FILES = ("status", "stat", "wchan", "syscall", "cgroup", "limits", "io")
 
 
@@ -29,15 +33,21 @@ def py_spy() -> str | None:
 async def stacks(pid: int, timeout_s: float = 2.5, native: bool = False) -> str:
     """`py-spy dump` of a process as text; a stopped process is read with --nonblocking. Never raises, says why not.
 
-    At most two attempts of `timeout_s` seconds. `native`: one, with the frames below Python's; it takes seconds.
+    At most two attempts of `timeout_s` seconds. `native`: one, with the frames below Python's; it takes seconds. A
+    py-spy that cannot be ended is left, and while it is there no other one is started at the same process.
     """
     program = py_spy()
     if program is None:
         return "no stacks: py-spy is not installed\n"
     if _state(pid) == "Z":
         return "no stacks: the process is a zombie or gone\n"
+    if (old := _left.pop(pid, None)) is not None and await stays(old):
+        _left[pid] = old
+        return f"no stacks: {_STUCK.format(old.pid)}\n"
     said: list[str] = []
     for extra in [["--native"]] if native else [[], ["--nonblocking"]]:
+        if pid in _left:
+            break
         if "--nonblocking" not in extra and _state(pid) in "Tt":  # ptrace waits for a stopped process
             continue
         try:
@@ -59,13 +69,26 @@ async def stacks(pid: int, timeout_s: float = 2.5, native: bool = False) -> str:
             said.append(f"py-spy {' '.join(extra)} did not answer in {timeout_s} s")
             continue
         finally:
-            if process.returncode is None:  # late, or this task was cancelled: it must not stay attached
-                process.kill()
-                await process.wait()
+            if await stays(process):  # late, or this task was cancelled
+                _left[pid] = process
+                said.append(_STUCK.format(process.pid))
         if process.returncode == 0 and out.strip():
             return out.decode(errors="replace")
         said.append(f"py-spy {' '.join(extra)} exited {process.returncode}: {err.decode(errors='replace').strip()}")
     return "no stacks: " + "; ".join(said or ["the process is held by a debugger"]) + "\n"
+
+
+_STUCK = "py-spy (pid {}) hangs inside the kernel, SIGKILL does not end it: it is left"
+
+
+async def stays(process: asyncio.subprocess.Process) -> bool:
+    """Kill a process that is there; whether it is there all the same. It must not stay attached, and nobody may wait
+    for one that the kernel holds."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            process.kill()
+            await asyncio.wait_for(process.wait(), ENDS_S)
+    return process.returncode is None and _state(process.pid) != "Z"
 
 
 def ask_for_stacks(pid: int) -> bool:

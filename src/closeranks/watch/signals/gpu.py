@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Sequence
 
+from closeranks.evidence import capture
 from closeranks.watch.signals import Readings
 from closeranks.watch.snapshot import Blind, EngineSeen
 from closeranks.watch.snapshot import Signal as SignalName
@@ -45,6 +46,8 @@ class GpuSignal:
 
     def __init__(self) -> None:
         self._program = shutil.which("nvidia-smi")
+        self._left: list[asyncio.subprocess.Process] = []
+        """Those that did not answer: the driver may hold them for good. No others are started beside them."""
         self.page = ""
         """The last answer, for a bundle."""
 
@@ -55,6 +58,10 @@ class GpuSignal:
         suspects = [e for e in engines if e.name in urgent]
         if not suspects:
             return {}
+        self._left = [process for process in self._left if await capture.stays(process)]
+        if self._left:
+            said = f"nvidia-smi (pid {self._left[0].pid}) hangs in the driver, SIGKILL does not end it"
+            return {e.name: Blind(said) for e in suspects}
         gpus, apps = await asyncio.gather(self._ask("--query-gpu=" + GPUS), self._ask("--query-compute-apps=" + APPS))
         self.page = gpus
         cards = parse(gpus, apps)
@@ -88,4 +95,5 @@ class GpuSignal:
         finally:
             if process.returncode is None:  # cancelled: it hangs in the driver
                 process.kill()
+                self._left.append(process)
         return out.decode(errors="replace")
