@@ -110,6 +110,44 @@ PIECES += ["api_key", "token", "Cookie", "Authorization", "sig", "password", "s"
 PIECES += list("""=,"'\\[](&?""")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "DEBUG 12-01 10:00:00 [kimi_k2_tool_parser.py:200] delta_text: {}",
+        "DEBUG 12-01 10:00:00 [mistral_tool_parser.py:90] model_output: {}",
+        "(APIServer pid=7) ERROR 12-01 10:00:00 [x.py:9] failed, current_text={}, delta_text={}",
+        "  Input should be a valid list [type=list_type, input_value={}, input_type=Any]",
+        "self.previous_text = '{}'",
+        '{{"level": "debug", "delta_text": "{}"}}',
+    ],
+)
+def test_what_a_parser_logs_of_a_request_goes_without_a_quote_too(line: str) -> None:
+    said = redact(line.format(*["what my doctor said"] * 2) + "\nnext line")
+    assert "doctor" not in said
+    assert said.endswith(f"{MASK}\nnext line")
+    assert redact(said) == said
+
+
+def test_the_further_lines_of_a_text_that_was_logged_go_with_the_first() -> None:
+    """vLLM begins each of them as it began the first."""
+    prefix = "(APIServer pid=7) DEBUG 12-01 10:00:00 [x.py:9] "
+    after = "(APIServer pid=7) DEBUG 12-01 10:00:00 [x.py:10] Tool parser ends"
+    text = f"{prefix}model_output: my\n{prefix}doctor\n{prefix}\n{prefix}said\n{after}\n"
+    assert redact(text) == f"{prefix}model_output: {MASK}\n{after}\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "    model_output = self.model_executor.execute_model(scheduler_output)",
+        "    return self.extract(current_text=current_text, delta_text=delta_text)",
+        "    model_output: model_output",
+    ],
+)
+def test_source_lines_of_a_traceback_stay(line: str) -> None:
+    assert redact(f"{line}\n    next line") == f"{line}\n    next line"
+
+
 @given(st.text(max_size=200) | st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
 def test_idempotent_and_total(text: str) -> None:
     assert redact(redact(text)) == redact(text)

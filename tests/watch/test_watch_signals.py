@@ -291,6 +291,8 @@ def test_pausing_updating_and_ending_in_a_log() -> None:
         "[x] Receive: obj=GenerateReqInput(rid='1', text='Exception in thread Thread-3 (transfer_worker):')",
         "INFO 12-01 02:00:00 [logger.py:42] Received request cmpl-1: prompt: 'EngineDeadError', params: x",
         "[x] Generated response cmpl-1: output: 'Generation paused by pause_generation'",
+        "DEBUG 12-01 02:00:00 [x.py:9] delta_text: EngineDeadError",
+        "  Input should be a list [type=list_type, input_value=SIGTERM received, input_type=Any]",
     ],
 )
 def test_what_clients_send_says_nothing_of_the_engine(line: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from closeranks.evidence import capture
-from closeranks.evidence.redact import MASK, redact
+from closeranks.evidence.redact import MASK, redact, without_logged
 
 FILE_BYTES = 2 << 20
 LOG_BYTES = 512 << 10
@@ -40,7 +40,7 @@ _SECRET = re.compile(r"(?i)key|token|secret|passw|credential|auth|cookie")
 
 def without_request(line: str) -> str:
     """A log line up to where what a client sent, or was sent, begins."""
-    return _REQUEST.sub(lambda m: m["head"], line)
+    return _REQUEST.sub(lambda m: m["head"], without_logged(line, ""))
 
 
 def scrub(text: str) -> str:

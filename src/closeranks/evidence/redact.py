@@ -84,12 +84,17 @@ _PROMPT = re.compile(
     r"(?i)\b(origin_input_text|input_text|input_ids|origin_input_ids|output_ids|prompt_token_ids|prompt|messages"
     r"|text_prompt|decoded_text|image_data)(['\"]?\s*[=:]\s*).*"
 )
+# What pydantic and tool parsers log of a request without a quote, by these names.
+_LOGGED = re.compile(
+    r"(?<!\w)(?P<name>input_value|(?:current|previous|delta)_text|model_output)['\"]?(?::|=(?!\s)|\s{0,8}[:=]\s{0,8}(?=['\"\[{]))(?!\s{0,8}(?P=name)\b)[^\S\n]*"
+)
+_TIME = re.compile(r"\d:\d\d:\d\d")
 _ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
 
 
 def redact(text: str) -> str:
     """`text` without keys, tokens, passwords, credentials in addresses, and prompts. Linear, idempotent."""
-    text = _SHAPES.sub(MASK, text)
+    text = _SHAPES.sub(MASK, without_logged(text, MASK))
     if "PRIVATE KEY" in text:
         text = _without_key_ends(text)
     text = _WEBHOOK.sub(lambda m: m[1] + MASK, text)
@@ -100,6 +105,23 @@ def redact(text: str) -> str:
     text = _ENTRY.sub(lambda m: m[1] + MASK, text)
     text = _named(text)
     return _PROMPT.sub(lambda m: f"{m[1]}{m[2]}{MASK}", text)
+
+
+def without_logged(text: str, mask: str) -> str:
+    """`text` with `mask` for what is logged of a request by a name and no quote: up to the line's end, and the lines after
+    it with the same prefix, as vLLM gives each line of a text that has several."""
+    parts: list[str] = []
+    at = 0
+    while m := _LOGGED.search(text, at):
+        end = _line_end(text, m.end())
+        begin = text.rfind("\n", at, m.start()) + 1 or at
+        prefix = text[begin : m.start()]
+        if _TIME.search(prefix):
+            while end < len(text) and text.startswith(prefix, end + 1):
+                end = _line_end(text, end + 1)
+        parts += [text[at : m.end()], mask]
+        at = end
+    return "".join([*parts, text[at:]])
 
 
 def _without_key_ends(text: str) -> str:
