@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -253,3 +255,28 @@ def test_recorder_files_of_an_earlier_life_are_not_taken(tmp_path: Path, child: 
     new.write_text("{}")
     os.utime(old, (1, 1))
     assert incident.recorder_files(child.pid, [str(tmp_path / "engine.log")]) == [new]
+
+
+def test_a_pickled_recording_is_kept_as_it_is(tmp_path: Path, child: "subprocess.Popen[bytes]") -> None:
+    dump = pickle.dumps({"version": "2.9", "entries": [{"seq_id": n, "state": "\u00e9\x80"} for n in range(300)]})
+    large = pickle.dumps([b"x" * gather.BINARY_BYTES])
+    text = f'{{"entries": [], "prompt": "{WORDS}"}}'.encode()
+    for rank, data in enumerate((dump, large, text)):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
+
+    async def go() -> gather.Files:
+        client = Client(5.0)
+        engine = msgspec.structs.replace(engine_of(child, "http://127.0.0.1:9", tmp_path / "engine.log"), url=None)
+        pages = CountersSignal(client)
+        keeper = Keeper(tmp_path / "bundles", client, pages, LoadsSignal(client), LogSignal(), GpuSignal())
+        files = await keeper.collect([engine], None)
+        await keeper.close()
+        await client.close()
+        return files
+
+    files = asyncio.run(go())
+    kept = files.contents
+    assert kept["decode-1/nccl_trace_rank_0"] == dump
+    assert "decode-1/nccl_trace_rank_1" not in kept
+    assert any("nccl_trace_rank_1: left out" in note for note in files.notes)
+    assert WORDS.encode() not in kept["decode-1/nccl_trace_rank_2"]

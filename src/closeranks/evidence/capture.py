@@ -154,6 +154,15 @@ def tail(path: Path, limit: int = TAIL_BYTES) -> bytes:
         return f"unreadable: {error.strerror}\n".encode()
 
 
+def head(path: Path, limit: int) -> bytes:
+    """The first `limit` bytes of a file; none of one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(limit)
+    except OSError:
+        return b""
+
+
 def write_files(folder: Path, contents: Mapping[str, bytes | Callable[[], bytes]]) -> dict[str, str]:
     """Write each file, read where it is told how; the names of those that could not be read or that the disk did not
     take, with the reason."""

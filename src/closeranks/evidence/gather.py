@@ -17,6 +17,7 @@ from closeranks.evidence import capture
 from closeranks.evidence.redact import MASK, redact, without_logged
 
 FILE_BYTES = 2 << 20
+BINARY_BYTES = 8 << 20
 LOG_BYTES = 512 << 10
 TOTAL_BYTES = 64 << 20
 KEPT = 20
@@ -91,6 +92,16 @@ class Files:
             data = data[-FILE_BYTES:].partition(b"\n")[2]
         if clean:
             data = scrub(data.decode(errors="replace")).encode()
+        self._put(name, data)
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Add bytes as they are, or not at all: a part of a pickle is none."""
+        if len(data) > BINARY_BYTES:
+            self.notes.append(f"{name}: left out, it is larger than {BINARY_BYTES >> 20} MiB")
+        else:
+            self._put(name, data)
+
+    def _put(self, name: str, data: bytes) -> None:
         if self._total + len(data) > TOTAL_BYTES:
             self.notes.append(f"{name}: left out, the bundle would be larger than {TOTAL_BYTES >> 20} MiB")
             return

@@ -34,6 +34,8 @@ HEALTH_S = 5.0
 ASK_AGAIN_S = 30.0
 """An engine's `/health` costs it a request; its probes pile up in one that stands."""
 RECORDER_FILES = 64
+PICKLE = b"\x80"
+"""A pickle begins so, and no text does."""
 STORE_S = 10.0
 """Patience with the disk of the bundles."""
 LAST_WAIT_S = 1.0
@@ -209,8 +211,7 @@ class Keeper:
         await self._log(files, engine, gather.LOG_BYTES)
         if head is not None:  # last, as they are the largest: what there is no time for is lost
             for record in await self._read(engine, recorder_files, head.pid, self._logs.paths(engine)):
-                data = await self._read(engine, capture.tail, record, gather.FILE_BYTES)
-                await _add(files, f"{name}/{record.name}", data)
+                await self._recording(files, engine, record)
 
     async def _read(self, engine: EngineSeen, what: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
         """A blocking call about one engine: one that hangs holds up no other engine's."""
@@ -220,6 +221,15 @@ class Keeper:
         for number, path in enumerate(self._logs.files(engine)):
             text = await self._read(engine, gather.log_tail, Path(path), limit)
             await _add(files, f"{engine.name}/engine{number or ''}.log", text)
+
+    async def _recording(self, files: gather.Files, engine: EngineSeen, path: Path) -> None:
+        """A pickle as its bytes, which hold operations and places in code; anything else as text."""
+        name = f"{engine.name}/{path.name}"
+        data = await self._read(engine, capture.head, path, gather.BINARY_BYTES + 1)
+        if data.startswith(PICKLE):
+            files.keep(name, data)
+        else:
+            await _add(files, name, await self._read(engine, capture.tail, path, gather.FILE_BYTES))
 
     async def _answers(self, files: gather.Files, engine: EngineSeen) -> None:
         """What the engine has answered over HTTP."""
