@@ -14,6 +14,7 @@ import pytest
 
 from closeranks.supervise.platforms import PlatformError, Process, Seen, Target
 from closeranks.watch import patience, recover_journal
+from closeranks.watch import recover as recover_module
 from closeranks.watch.recover import Outcome, Recovery, Shown, _bounded
 from closeranks.watch.recover_journal import Entry, Journal, Now, read
 from closeranks.watch.recover_state import Case, Policy, Refusal
@@ -245,10 +246,113 @@ def test_a_stop_file_is_heeded_between_any_two_steps(tmp_path: Path) -> None:
         assert len(outcome.steps) == count
         assert "me" in outcome.says
         done = list(world.done)
-        assert asyncio.run(recovery(world, folder).resume()) is None, "closed, not left open"
         assert recover(world, folder).status == "stopped"
         assert world.done == done
+        lies = {name for name, life in world.life.items() if life is None}
+        resumed = asyncio.run(recovery(world, folder).resume())
+        assert (resumed is not None) == bool(lies), "closed, unless engines lie"
+        (folder / "STOP").unlink()
+        if resumed is not None:
+            assert resumed.status == "stopped"
+            assert all(name in outcome.says for name in lies)
+            assert world.done == done
+            taken_back = asyncio.run(recovery(world, folder).resume())
+            assert taken_back is not None
+            assert taken_back.status == "recovered"
+            assert world.count() == ONCE
     raise AssertionError("it never ended")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, times: dict[str, int]) -> None:
+    """The first starts of these engines fail."""
+    real = Double.start
+
+    def start(self: Double, target: Target, token: str, folder: Path) -> str:
+        if times.get(target.name, 0) > 0:
+            times[target.name] -= 1
+            raise PlatformError("the port is taken")
+        return real(self, target, token, folder)
+
+    monkeypatch.setattr(Double, "start", start)
+    monkeypatch.setattr(recover_module, "START_AGAIN_S", (0.0, 0.0))
+
+
+@pytest.mark.parametrize("engine", ["prefill-1", "decode-2"])
+def test_what_was_ended_is_started_again_until_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    world = World()
+    failing(monkeypatch, {engine: 2})
+    assert recover(world, tmp_path).status == "recovered"
+    assert world.count() == ONCE
+
+
+def test_an_engine_that_cannot_be_started_leaves_the_plan_open_and_the_others_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    failing(monkeypatch, {"prefill-1": 3})
+    outcome = recover(world, tmp_path)
+    assert outcome.status == "failed"
+    assert "ended and not started: prefill-1" in outcome.says
+    assert outcome.wait_s is not None
+    assert world.life["decode-2"] == 2, "nobody else would start it"
+    assert recover(world, tmp_path).status == "recovered", "the same plan"
+    assert world.count() == ONCE
+    assert len({e.plan for e in read(tmp_path / "journal")}) == 1
+
+
+def test_one_that_does_not_end_does_not_keep_the_others_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, real = World(), Double.end_tree
+
+    def end_tree(self: Double, target: Target, deadline_s: float) -> int:
+        if target.name == "decode-2":
+            raise PlatformError("process 7 is in state D")
+        return real(self, target, deadline_s)
+
+    monkeypatch.setattr(Double, "end_tree", end_tree)
+    outcome = recover(world, tmp_path)
+    assert outcome.status == "failed"
+    assert "end decode-2" in outcome.says
+    assert world.done == [("end", "prefill-1"), ("start", "prefill-1")]
+    assert asyncio.run(recovery(world, tmp_path).resume()) is None, "nothing lies"
+
+
+def test_an_engine_that_ends_again_while_it_loads_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, deaths = World(), [1]
+
+    def has_ended(self: Double, target: Target, token: str, folder: Path) -> str:
+        return "out of memory" if world.life[target.name] is None else ""
+
+    async def ready(self: Path_, one: Endpoint) -> bool:
+        if one.name == "decode-2" and world.life[one.name] == 2 and deaths:
+            deaths.pop()
+            world.life[one.name] = None
+            world.tokens.clear()  # as the platforms do: who took it is gone
+        return world.life[one.name] is not None
+
+    monkeypatch.setattr(Double, "has_ended", has_ended)
+    monkeypatch.setattr(Path_, "ready", ready)
+    monkeypatch.setattr(recover_module, "START_AGAIN_S", (0.0,))
+    outcome = recover(world, tmp_path)
+    assert outcome.status == "recovered"
+    assert world.count() == ONCE + Counter([("start", "decode-2")])
+    assert [s.says for s in outcome.steps if s.kind == "start" and s.event == "failed"] == [
+        "decode-2 ended again: out of memory"
+    ]
+
+
+def test_one_that_an_operator_started_meanwhile_is_not_started_beside_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    failing(monkeypatch, {"decode-2": 3})
+    assert recover(world, tmp_path).status == "failed"
+    world.life["decode-2"] = 5
+    assert recover(world, tmp_path).status == "recovered"
+    assert world.count()["start", "decode-2"] == 0
 
 
 def test_a_stop_file_ends_a_wait(tmp_path: Path) -> None:
@@ -469,6 +573,7 @@ def test_secrets_in_what_a_step_says_do_not_get_into_the_journal(
 
     world = World()
     monkeypatch.setattr(Double, "start", leaking)
+    monkeypatch.setattr(recover_module, "START_AGAIN_S", ())
     outcome = recover(world, tmp_path)
     assert outcome.status == "failed"
     assert "sk-verysecretkey1" not in (tmp_path / "journal").read_text() + repr(outcome)

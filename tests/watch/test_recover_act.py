@@ -32,10 +32,12 @@ class Recovery:
     def __init__(self, watch: Watch, *outcomes: Outcome) -> None:
         self.watch, self.outcomes = watch, list(outcomes)
         self.cases: list[Case] = []
+        self.left: list[Outcome] = []
+        """Of the plan that is open."""
         self.now = 0
 
     async def resume(self) -> Outcome | None:
-        return None
+        return self.left.pop(0) if self.left else None
 
     def remember(self, engines: Sequence[EngineSeen]) -> None:
         pass
@@ -153,6 +155,30 @@ def test_an_engine_of_which_nothing_is_left_is_started_on_proof_only(engine: str
     assert cases == []
     assert told[0].status == "refused"
     assert said in told[0].says
+
+
+def test_a_plan_that_was_left_open_is_gone_on_with_whatever_is_held_of_its_engine() -> None:
+    """The engine is gone by recovery's own doing: nothing of it is seen, and nothing that proves a death."""
+
+    async def main() -> tuple[list[Case], list[Outcome]]:
+        watch, told = Watch("decode"), list[Outcome]()
+        lies = Outcome(status="failed", says="ended and not started: decode", wait_s=0.01)
+        recovery = Recovery(watch, lies)
+        recovery.left = [lies, lies, RECOVERED]
+
+        def tell(case: Case | None, outcome: Outcome) -> None:
+            told.append(outcome)
+            watch.phases["decode"] = "healthy" if outcome is RECOVERED else "blind"
+
+        actor = Actor(recovery, watch, tell, window_s=0.0, gather_s=0.0)  # type: ignore[arg-type]
+        await actor.on_incident(Incident("decode", 0.0, ()))
+        while actor._tasks:
+            await asyncio.wait(actor._tasks)
+        return recovery.cases, told
+
+    cases, told = asyncio.run(main())
+    assert len(cases) == 1
+    assert [o.status for o in told] == ["failed", "recovered"], "each answer is told once"
 
 
 def test_an_engine_that_moves_again_is_left_alone() -> None:

@@ -17,6 +17,8 @@ from closeranks.watch.recover_state import (
     Restart,
     Result,
     Side,
+    anew,
+    lying,
     may_replace_alone,
     next_step,
     ordered,
@@ -227,3 +229,19 @@ def test_any_version_is_read(version: str) -> None:
 
 def test_order_is_the_same_whatever_order_came_in() -> None:
     assert ordered(pair(), "end") == ordered(pair()[::-1], "end")
+
+
+def test_a_failed_step_leaves_no_ended_engine_untried() -> None:
+    made = plan(DESYNC, pair(), Policy())
+    assert isinstance(made, Plan)
+    number = {(a.kind, a.engine): n for n, a in enumerate(made.actions)}
+    prefill, decode = (number["start", name] for name in ("prefill-31021", "decode-31022"))
+    before: dict[int, Result] = dict.fromkeys(range(prefill), "done")
+    one_stays = {**before, number["end", "decode-31022"]: "failed"}
+    assert next_step(made, one_stays) == prefill
+    assert isinstance(next_step(made, {**one_stays, prefill: "done"}), Over)
+    assert next_step(made, {**before, prefill: "failed"}) == decode
+    both: dict[int, Result] = {**before, prefill: "failed", decode: "done"}
+    assert isinstance(next_step(made, both), Over)
+    assert lying(made, both) == {"prefill-31021": prefill}
+    assert next_step(made, anew(made, both)) == prefill

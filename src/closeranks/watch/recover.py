@@ -35,17 +35,23 @@ from closeranks.watch.recover_state import (
     Policy,
     Refusal,
     Result,
+    anew,
     counterparts,
+    lying,
     next_step,
     plan,
 )
-from closeranks.watch.recover_steps import Facts, Hands, Stopped
+from closeranks.watch.recover_steps import LOOK_S, EndedAgain, Facts, Hands, Stopped
 from closeranks.watch.recover_survey import Choice, Ending, Survey, ending
 from closeranks.watch.recover_wire import StepFailed, Wire
 from closeranks.watch.snapshot import EngineSeen
 
 SLACK_S = 15.0
 """On top of a step's own deadline, before it is given up from outside."""
+START_AGAIN_S = (2.0, 10.0, 60.0)
+"""Waits before what was ended and could not be started is started again: a port or a GPU's memory may come late."""
+GO_ON_S = 30.0
+"""After so long a plan that was left open may be gone on with."""
 
 log = structlog.get_logger()
 
@@ -74,7 +80,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended. `busy`: another process acts on this service; `stopped`: an operator said so, or the journal could
-    not be written; nothing was begun after that."""
+    not be written; nothing was begun after that. `wait_s`: after so long it may be tried again, or, where engines were
+    ended and are not started, gone on with: that plan is left open."""
 
     status: Literal["recovered", "failed", "refused", "stopped", "busy"]
     says: str
@@ -109,6 +116,12 @@ async def _bounded(step: Coroutine[None, None, str], limit_s: float) -> str:
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+def _down(ladder: Plan, results: Mapping[int, Result]) -> str:
+    """What a plan leaves lying, in words; empty if nothing."""
+    engines = ", ".join(lying(ladder, results))
+    return f"; ended and not started: {engines}" if engines else ""
 
 
 class Recovery:
@@ -171,7 +184,8 @@ class Recovery:
         try:
             with self._alone() as journal:
                 if (left := unfinished(journal.entries)) is not None:
-                    return await self._go_on(journal, left)
+                    went = await self._go_on(journal, left)
+                    return msgspec.structs.replace(went, wait_s=GO_ON_S)  # this case has not had its turn
                 if self.stop_file.exists():
                     return Outcome(status="stopped", says=self._stop_says())
                 wire = self._wire()
@@ -204,13 +218,14 @@ class Recovery:
             return self._cannot_write(error)
 
     async def _go_on(self, journal: Journal, left: Open) -> Outcome:
-        age = left.planned.age_s(self._clock())
+        age, down = left.planned.age_s(self._clock()), _down(left.ladder, left.results)
         if age > self.policy.resume_within_s:
-            return self._close(journal, left.plan, "stopped", f"interrupted {age:.0f} s ago: closed, not gone on with")
+            says = f"interrupted {age:.0f} s ago: closed, not gone on with{down}"
+            return self._close(journal, left.plan, "stopped", says)
         try:
             facts = msgspec.convert(json.loads(self._facts_file(left.plan).read_bytes()), Facts)
         except (OSError, ValueError) as error:
-            return self._close(journal, left.plan, "failed", f"interrupted, and its facts are lost: {error}")
+            return self._close(journal, left.plan, "failed", f"interrupted, and its facts are lost: {error}{down}")
         log.warning("an interrupted recovery is gone on with", plan=left.plan, done=len(left.results))
         wire = self._wire()
         try:
@@ -219,12 +234,21 @@ class Recovery:
             await wire.close()
 
     async def _carry_out(self, journal: Journal, current: Open, facts: Facts, wire: Wire) -> Outcome:
-        ladder, results = current.ladder, dict(current.results)
+        ladder, waits = current.ladder, list(START_AGAIN_S)
+        results = anew(ladder, current.results) if lying(ladder, current.results) else dict(current.results)
         began, steps = time.monotonic(), list[Shown]()
         hands = Hands(current.plan, facts, wire, self.policy, self._platforms, self.folder, self.stop_file)
-        while not isinstance(number := next_step(ladder, results), Over):
+        while True:
+            number = next_step(ladder, results)
+            if isinstance(number, Over) and not (lying(ladder, results) and waits):
+                break
             if self.stop_file.exists():
-                return self._close(journal, current.plan, "stopped", self._stop_says(), began, steps)
+                return self._leave(journal, current.plan, ladder, results, "stopped", self._stop_says(), began, steps)
+            if isinstance(number, Over):
+                log.warning("what was ended is started again", engines=[*lying(ladder, results)], in_s=waits[0])
+                await self._pause(waits.pop(0))
+                results = anew(ladder, results)
+                continue
             action = ladder.actions[number]
             journal.append(Entry(at=self._clock(), plan=current.plan, event="begin", step=number, action=action))
             self._tell(steps, current.plan, number, action, "begin")
@@ -234,7 +258,10 @@ class Recovery:
                 limit = action.deadline_s + SLACK_S
                 says = await _bounded(hands.do(action, last=number == len(ladder.actions) - 1), limit)
             except Stopped:
-                return self._close(journal, current.plan, "stopped", self._stop_says(), began, steps)
+                return self._leave(journal, current.plan, ladder, results, "stopped", self._stop_says(), began, steps)
+            except EndedAgain as error:  # then it was not started, whatever that step said
+                number = next(n for n, a in enumerate(ladder.actions) if (a.kind, a.engine) == ("start", action.engine))
+                result, says, action = "failed", str(error), ladder.actions[number]
             except TimeoutError:
                 result, says = "failed", f"not done within {action.deadline_s + SLACK_S:.0f} s"
             except (StepFailed, PlatformError, OSError) as error:
@@ -253,7 +280,33 @@ class Recovery:
                 )
             )
             self._tell(steps, current.plan, number, action, result, took, says)
-        return self._close(journal, current.plan, number.outcome, number.says, began, steps)
+        return self._leave(journal, current.plan, ladder, results, number.outcome, number.says, began, steps)
+
+    async def _pause(self, seconds: float) -> None:
+        """A wait that ends with an operator's stop."""
+        for _ in range(round(seconds / LOOK_S)):
+            if self.stop_file.exists():
+                return
+            await asyncio.sleep(LOOK_S)
+
+    def _leave(
+        self,
+        journal: Journal,
+        name: str,
+        ladder: Plan,
+        results: Mapping[int, Result],
+        status: Literal["recovered", "failed", "stopped"],
+        says: str,
+        began: float,
+        steps: Sequence[Shown],
+    ) -> Outcome:
+        """The end of a plan; where it would leave an engine ended that nobody starts, it stays open instead."""
+        if not (down := _down(ladder, results)):
+            return self._close(journal, name, status, says, began, steps)
+        says = f"{says}{down}; the plan stays open: `closeranks recover --resume` goes on with it"
+        log.error("recovery left open", plan=name, status=status, says=says)
+        took = time.monotonic() - began
+        return Outcome(status=status, says=says, plan=name, took_s=took, wait_s=GO_ON_S, steps=tuple(steps))
 
     async def _plan(
         self,

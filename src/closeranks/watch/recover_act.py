@@ -88,11 +88,20 @@ class Actor:
             log.error("recovery failed", error=says)
             self._told(None, Outcome(status="failed", says=says))
 
-    async def _resume(self) -> None:
+    async def _resume(self, after_s: float = 0.0, said: str = "") -> None:
+        """Until no plan is left open."""
+        await asyncio.sleep(after_s)
         async with self._one:
-            outcome = await self._recovery.resume()
-            if outcome is not None:
-                self._told(None, outcome)
+            outcome = await self._go_on(said)
+        if outcome is not None and outcome.wait_s is not None:
+            self._do(self._resume(outcome.wait_s, outcome.says))
+
+    async def _go_on(self, said: str) -> Outcome | None:
+        """With a plan that is open; the same answer, `said`, is told once."""
+        outcome = await self._recovery.resume()
+        if outcome is not None and outcome.says != said:
+            self._told(None, outcome)
+        return outcome
 
     async def _remember(self) -> None:
         while True:
@@ -105,6 +114,9 @@ class Actor:
         ceiling, another process acts) is tried again after it; the same answer, `said`, is told once."""
         await asyncio.sleep(after_s)
         async with self._one:
+            if said and (left := await self._go_on(said)) is not None and left.wait_s is not None:
+                self._do(self._recover(found, left.wait_s, left.says))  # whatever the watch holds of it by then
+                return
             if not self._confirmed(found.engine):
                 log.info("engine is confirmed no longer", engine=found.engine)
                 return

@@ -205,6 +205,9 @@ def next_step(plan: Plan, results: Mapping[int, Result]) -> int | Over:
             if results[n] == "done":
                 continue
             if action.kind in ("end", "start", "ready"):  # without it the steps after make things worse
+                untried = [s for s in lying(plan, results).values() if s not in results]
+                if untried:  # but nobody else would start what is ended already
+                    return min(untried)
                 return Over("failed", f"{action.kind} {action.engine} failed; nothing further is done")
             if action.kind == "verify":
                 break
@@ -220,6 +223,23 @@ def next_step(plan: Plan, results: Mapping[int, Result]) -> int | Over:
         if results[n] == "failed":
             return Over("failed", f"the path works, but {action.engine} could not be admitted again")
     return Over("recovered", f"serving again after {passed}")
+
+
+def lying(plan: Plan, results: Mapping[int, Result]) -> dict[str, int]:
+    """Engines that were ended and are not started, with the numbers of the steps that start them."""
+    actions = plan.actions
+    ended = {a.engine for n, a in enumerate(actions) if a.kind == "end" and results.get(n) == "done"}
+    return {
+        a.engine: n
+        for n, a in enumerate(actions)
+        if a.kind == "start" and a.engine in ended and results.get(n) != "done"
+    }
+
+
+def anew(plan: Plan, results: Mapping[int, Result]) -> dict[int, Result]:
+    """The results without those failures for which a plan stops: their steps are done once more."""
+    actions = plan.actions
+    return {n: r for n, r in results.items() if r == "done" or actions[n].kind not in ("end", "start", "ready")}
 
 
 def may_replace_alone(kind: str, version: str) -> bool:

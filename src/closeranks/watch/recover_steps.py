@@ -18,6 +18,10 @@ class Stopped(Exception):
     """An operator's stop file appeared while a step waited."""
 
 
+class EndedAgain(StepFailed):
+    """An engine that was started ended before it was ready."""
+
+
 class Facts(msgspec.Struct, frozen=True):
     """All that the steps of a plan need, kept beside the journal until the plan is over. Holds secrets."""
 
@@ -59,6 +63,9 @@ class Hands:
             case "start":
                 target = self._facts.targets[action.engine]
                 start = self._platform(action).start
+                end = ends[action.engine]
+                if target.platform == "plain" and end.kind != "closeranks" and await wire.ready(end):
+                    return "it answers already: not started beside that"  # by an operator, while the plan lay open
                 return await asyncio.to_thread(start, target, _token(self._plan, action.engine), self._folder)
             case "ready":
                 return await self._until_ready(action)
@@ -77,7 +84,7 @@ class Hands:
                 return "its own health answers 200"
             fate = await asyncio.to_thread(platform.has_ended, target, _token(self._plan, action.engine), self._folder)
             if fate:
-                raise StepFailed(f"{action.engine} ended again: {fate}")
+                raise EndedAgain(f"{action.engine} ended again: {fate}")
             await self._pause()
         raise StepFailed(f"{action.engine} did not get ready within {action.deadline_s:.0f} s")
 
@@ -123,5 +130,5 @@ class Hands:
 
 
 def _token(plan: str, engine: str) -> str:
-    """What a start is known by: one engine is started once in a plan."""
+    """What a start is known by: of an engine there is one at a time in a plan."""
     return f"{plan}.{engine.replace('/', '_')}"

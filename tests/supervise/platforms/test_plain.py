@@ -131,6 +131,19 @@ def test_one_start_comes_of_any_number_of_calls(engine: "subprocess.Popen[bytes]
     assert len(wait_for(tmp_path, 2)) == 2  # the first life, and one more
 
 
+def test_a_start_whose_process_has_ended_may_be_made_again(engine: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    target = target_of(engine)
+    Plain().start(target, "plan.decode-1", folder)
+    (pid,) = (int(p.suffix[1:]) for p in wait_for(tmp_path, 2) if p.suffix != f".{engine.pid}")
+    os.kill(pid, signal.SIGKILL)
+    wait_gone(pid)
+    assert "started as process" in Plain().start(target, "plan.decode-1", folder)
+    assert len(wait_for(tmp_path, 3)) == 3
+    assert not Plain().has_ended(target, "plan.decode-1", folder)
+
+
 def test_what_cannot_be_executed_is_said(engine: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir()

@@ -3,7 +3,7 @@
 platform = platform_of(pid)            # by the process's cgroup; an operator's choice goes before
 target = platform.find(seen)           # what is to be ended and started, read before anything is done
 platform.end_tree(target, deadline_s)  # every process of that life is gone, or `StillAlive`
-platform.start(target, token)          # at most once per token, whoever asks again
+platform.start(target, token)          # one at a time per token, whoever asks again
 """
 
 from closeranks.supervise.platforms.base import (

@@ -143,7 +143,7 @@ class Platform(Protocol):
         """
 
     def start(self, target: Target, token: str, folder: Path) -> str:
-        """Start the next life; what was done, in words. With a `token` that was used before, nothing is started.
+        """Start the next life; what was done, in words. While what was started with this `token` lives, nothing is.
 
         `folder` is recovery's own (mode 0700); it remembers tokens there. Raises PlatformError.
         """

@@ -1,4 +1,4 @@
-"""Becomes an engine: takes a token that only one process can ever take, then executes the given program in its place.
+"""Becomes an engine: takes a token that only one process can have, then executes the given program in its place.
 
 Run as a script with JSON on its standard input: the fields of `Launch`, `taken` (path of the token) and `log`. A parent
 of its own forks it off, so the engine is nobody's child and leaves no zombie. Standard library only.
@@ -47,8 +47,12 @@ def _take(path: str) -> None:
     token = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open("/proc/self/stat") as file:
         start = file.read().rpartition(")")[2].split()[19]
-    os.write(token, f"{os.getpid()} {start}\n".encode())
-    os.fsync(token)
+    try:
+        os.write(token, f"{os.getpid()} {start}\n".encode())
+        os.fsync(token)
+    except OSError:
+        os.unlink(path)  # a full disk: nobody could tell whose it is, and no later start would be made
+        raise
     os.close(token)
 
 

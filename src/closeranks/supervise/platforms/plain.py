@@ -68,12 +68,16 @@ class Plain:
 
     def start(self, target: Target, token: str, folder: Path) -> str:
         """Run `launch` in a session of its own. The token is taken by the new process itself, before it becomes the
-        engine: however often an interrupted recovery asks, one engine comes of it."""
+        engine: however often an interrupted recovery asks, one engine comes of it. That of a process that has ended is
+        free again, for whoever is first, so that there still is one engine at a time."""
         if target.launch is None:
             raise PlatformError(f"{target.name}: it is not known how it was started: {target.detail}")
+        taken = folder / f"{token}.taken"
+        if (holder := _holder(taken)) is not None and not processes.lives(holder):
+            taken.unlink(missing_ok=True)
         spec = {
             **msgspec.to_builtins(target.launch),
-            "taken": str(folder / f"{token}.taken"),
+            "taken": str(taken),
             "log": str(_log_of(target, folder)),
         }
         try:
@@ -92,13 +96,10 @@ class Plain:
 
     def has_ended(self, target: Target, token: str, folder: Path) -> str:
         """Its first process has gone; the token holds its number and start time."""
-        try:
-            pid, start = (int(word) for word in (folder / f"{token}.taken").read_text().split())
-        except (OSError, ValueError):
-            return ""  # not started yet, or cut short before the number was written
-        if processes.lives(Process(pid, start)):
+        holder = _holder(folder / f"{token}.taken")
+        if holder is None or processes.lives(holder):
             return ""
-        return f"process {pid} is gone; its output: {_output_of(target, folder)}"
+        return f"process {holder.pid} is gone; its output: {_output_of(target, folder)}"
 
     def describe(self, target: Target, step: str) -> tuple[str, ...]:
         """`kill -KILL PIDS`, or the engine's own command line, redacted."""
@@ -107,6 +108,15 @@ class Plain:
         if target.launch is None:
             return ()
         return tuple(shlex.split(redact(shlex.join(target.launch.argv))))
+
+
+def _holder(taken: Path) -> Process | None:
+    """Who took the token; None: nobody yet, or it was cut short before its number was written."""
+    try:
+        pid, start = (int(word) for word in taken.read_text().split())
+    except (OSError, ValueError):
+        return None
+    return Process(pid, start)
 
 
 def _log_of(target: Target, folder: Path) -> Path:
