@@ -476,6 +476,29 @@ def test_an_old_interruption_is_closed_not_gone_on_with(tmp_path: Path, monkeypa
     assert asyncio.run(much_later.resume()) is None
 
 
+def test_a_plan_of_a_former_boot_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process numbers and units are of that boot: others' engines may have them now."""
+    world = World()
+
+    def dying(self: Double, target: Target, token: str, folder: Path) -> str:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Double, "start", dying)
+        with pytest.raises(Killed):
+            recover(world, tmp_path)
+    done, now = list(world.done), Now.read()
+    rebooted = recovery(world, tmp_path, clock=lambda: Now(now.wall + 60, 5.0, "another boot"))
+    outcome = asyncio.run(rebooted.resume())
+    assert outcome is not None
+    assert outcome.status == "stopped"
+    assert "started anew" in outcome.says
+    assert "ended and not started: prefill-1, decode-2" in outcome.says
+    assert world.done == done
+    assert read(tmp_path / "journal")[-1].event == "over"
+    assert asyncio.run(rebooted.resume()) is None
+
+
 def test_processes_that_do_not_end_are_never_started_beside(tmp_path: Path) -> None:
     world = World()
     world.refuses.add("end")

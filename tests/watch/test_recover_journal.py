@@ -1,9 +1,12 @@
 """The journal: what was appended is read back, cut anywhere it reads as a beginning, and it never takes half a line."""
 
 import errno
+import json
 import os
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,6 +97,32 @@ def test_a_changed_byte_is_never_read_as_something_else(
         return
     assert found == given[: len(found)]
     assert len(found) >= len(given) - 1, "more than the last line was lost in silence"
+
+
+def line(body: bytes) -> bytes:
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+@pytest.mark.parametrize("many", [0, KEPT])
+def test_lines_of_another_version_stay_whole(tmp_path: Path, many: int) -> None:
+    """With a field that this one does not know, encoded in another way than this one would."""
+    path = tmp_path / "journal"
+    known = json.loads(msgspec.json.encode(entries(1)[1]))
+    foreign = line(json.dumps({**known, "host": "a", "says": "\u00e9"}, indent=None).encode())
+    path.write_bytes(foreign * (many + 2))
+    added = entries(2)[2]
+    data = written(path, [added])
+    assert data == foreign * (many or 2) + line(msgspec.json.encode(added))
+    assert read(path)[-1] == added
+
+
+def test_a_whole_line_that_cannot_be_read_is_not_taken_for_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    data = written(path, entries(1)) + line(b'{"event":"an event of a later version"}')
+    path.write_bytes(data)
+    with pytest.raises(JournalDamaged, match="line 3: whole, but of another version"):
+        Journal(path).open()
+    assert path.read_bytes() == data
 
 
 def test_damage_in_the_middle_is_no_torn_write(tmp_path: Path) -> None:

@@ -222,6 +222,10 @@ class Recovery:
         if age > self.policy.resume_within_s:
             says = f"interrupted {age:.0f} s ago: closed, not gone on with{down}"
             return self._close(journal, left.plan, "stopped", says)
+        now, then = self._clock().boot, left.planned.at.boot
+        if now and then and now != then:
+            says = f"the machine was started anew since: what the plan was made of is gone, it is over{down}"
+            return self._close(journal, left.plan, "stopped", says)
         try:
             facts = msgspec.convert(json.loads(self._facts_file(left.plan).read_bytes()), Facts)
         except (OSError, ValueError) as error:

@@ -84,11 +84,13 @@ class Journal:
     def open(self) -> None:
         """Read what is there, drop a torn tail, shorten a long file. Raises JournalDamaged, OSError."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.entries = read(self.path)
-        if len(self.entries) > KEPT:
-            self._rewrite(self.entries[-KEPT:])
+        lines = _sound(self.path)
+        if len(lines) > KEPT:
+            lines = lines[-KEPT:]
+            self._rewrite([line for line, _ in lines])
+        self.entries = [entry for _, entry in lines]
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._length = sum(len(_line(entry)) for entry in self.entries)
+        self._length = sum(len(line) for line, _ in lines)  # as they stand there: another version encodes otherwise
         os.ftruncate(self._fd, self._length)
         _sync_folder(self.path.parent)
 
@@ -112,35 +114,44 @@ class Journal:
             os.close(self._fd)
             self._fd = -1
 
-    def _rewrite(self, entries: list[Entry]) -> None:
+    def _rewrite(self, lines: list[bytes]) -> None:
         new = self.path.with_suffix(".new")
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.writelines(_line(entry) for entry in entries)
+            file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path)
-        self.entries = entries
 
 
 def read(path: Path) -> list[Entry]:
     """The events of a journal, oldest first; none if there is no file. Raises JournalDamaged."""
+    return [entry for _, entry in _sound(path)]
+
+
+def _sound(path: Path) -> list[tuple[bytes, Entry]]:
+    """The lines up to a torn last one, as they stand in the file and as they read. Raises JournalDamaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return []
-    entries: list[Entry] = []
-    lines = data.split(b"\n")
+    found: list[tuple[bytes, Entry]] = []
+    *lines, _ = data.split(b"\n")  # the last part has no end of line: empty, or torn
     for number, line in enumerate(lines):
-        entry = _entry(line) if number < len(lines) - 1 else None  # the last part has no end of line: empty, or torn
-        if entry is None:
-            if any(_entry(later) is not None for later in lines[number + 1 : -1]):
+        if (body := _body(line)) is None:
+            if any(_body(later) is not None for later in lines[number + 1 :]):
                 raise JournalDamaged(
                     f"{path}, line {number + 1}: damaged, with sound lines after it. What was done is not known; look "
                     "at the engines, then move the file away"
                 )
             break
-        entries.append(entry)
-    return entries
+        try:
+            found.append((line + b"\n", msgspec.json.decode(body, type=Entry)))
+        except msgspec.DecodeError as error:
+            raise JournalDamaged(
+                f"{path}, line {number + 1}: whole, but of another version ({error}). Act with that, or look at the "
+                "engines, then move the file away"
+            ) from None
+    return found
 
 
 def restarts(entries: Sequence[Entry], now: Now) -> list[Restart]:
@@ -177,13 +188,12 @@ def _line(entry: Entry) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
-def _entry(line: bytes) -> Entry | None:
+def _body(line: bytes) -> bytes | None:
+    """The JSON of a line; None where its checksum does not fit."""
     sum_, _, body = line.partition(b" ")
     try:
-        if len(sum_) != 8 or int(sum_, 16) != zlib.crc32(body):
-            return None
-        return msgspec.json.decode(body, type=Entry)
-    except (ValueError, msgspec.DecodeError):
+        return body if len(sum_) == 8 and int(sum_, 16) == zlib.crc32(body) else None
+    except ValueError:
         return None
 
 
