@@ -97,6 +97,28 @@ def test_an_engine_that_is_being_ended_is_no_death() -> None:
     assert set(film.looks(10, log={"ending": True}, state={"TP1": "Z", "TP2": "X"})) == {"excluded"}
 
 
+def test_the_parts_of_an_engine_that_takes_long_to_end_are_no_death_either() -> None:
+    """A drain may take longer than any patience, and what is left at last is gone because that was wanted."""
+    film = Film()
+    film.looks(4)
+    film.looks(int(DEFAULT.ending_s) + 5, log={"ending": True})
+    assert "confirmed" not in film.looks(10, log={"ending": True}, state={"TP1": "Z", "TP2": "X"})
+
+
+def test_a_word_that_is_read_late_takes_the_death_back() -> None:
+    """The log was blind while parts went; when all are gone, it says that this was wanted."""
+    film = Film()
+    film.looks(4, log={})
+    assert film.looks(12, log={}, state={"TP1": "Z"})[-1] == "confirmed"
+    said = {"ready": True, "ending": True, "paused": False, "updating": False}
+    memory = film.memory
+    for n in range(3):
+        at = film.at + 1 + n
+        memory = step(memory, Snapshot(at, 0.0, (), {"log": {NAME: {**said, "at": at}}}), DEFAULT)
+    assert memory.states[NAME].phase == "excluded"
+    assert not memory.states[NAME].proof
+
+
 def test_where_the_log_cannot_be_read_a_death_gets_more_patience() -> None:
     film = Film()
     film.looks(4, log={})

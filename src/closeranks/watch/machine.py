@@ -188,6 +188,8 @@ def _judge(view: View, own: Past, before: State | None, limits: Limits) -> tuple
     if own.ended is not None and at - own.ended <= limits.ending_s:
         return "excluded", (Evidence("log", None, "it is being ended: its log says so"),), own
     proofs = rules.proofs(view, limits)
+    if own.ended is not None:  # its parts go because it was asked to end, however long that takes
+        proofs = tuple(proof for proof in proofs if proof.signal != "proc")
     if proofs:
         return "confirmed", proofs, msgspec.structs.replace(own, proved=True, proof=True, cls="")
     stopped = rules.stopped(view, limits)
@@ -244,7 +246,7 @@ def _gone(old: Past, state: State | None, at: float, limits: Limits) -> State | 
     away = at - old.seen
     if state is None or away > GONE_KEPT_S:
         return None
-    if state.phase == "confirmed":
+    if state.phase == "confirmed" and old.ended is None:
         return state
     if old.ended is not None:
         why = (Evidence("log", None, "it has ended, as its log says it was asked to"),)

@@ -38,8 +38,9 @@ class Recorded:
         return MISSING
 
 
-def shown(invocation: str, state: str = "active") -> Ran:
-    return Ran(0, f"LoadState=loaded\nActiveState={state}\nInvocationID={invocation}\nControlGroup=\nMainPID=0\n", "")
+def shown(invocation: str, state: str = "active", result: str = "success") -> Ran:
+    lines = ("LoadState=loaded", f"ActiveState={state}", f"Result={result}", f"InvocationID={invocation}")
+    return Ran(0, "\n".join([*lines, "ControlGroup=", "MainPID=0"]) + "\n", "")
 
 
 OK = Ran(0, "", "")
@@ -78,6 +79,48 @@ def test_a_unit_that_holds_more_than_the_engine_is_not_the_engines(monkeypatch: 
         process.kill()
 
 
+@pytest.mark.parametrize(
+    ("state", "result", "wanted"),
+    [
+        ("active", "success", False),
+        ("deactivating", "success", True),
+        ("inactive", "success", True),
+        ("deactivating", "exit-code", False),
+        ("failed", "signal", False),
+        ("inactive", "oom-kill", False),
+    ],
+)
+def test_a_unit_that_somebody_stopped_is_not_started_again(state: str, result: str, wanted: bool) -> None:
+    detail = Systemd(runner=Recorded(show=[shown("one", state, result)])).find(UNIT).detail
+    assert ("somebody stopped it" in detail) == wanted
+
+
+@pytest.mark.parametrize(
+    ("running", "code", "starved", "wanted"),
+    [
+        (True, 0, False, False),
+        (False, 0, False, True),
+        (False, 143, False, True),
+        (False, 137, False, True),
+        (False, 137, True, False),
+        (False, 1, False, False),
+    ],
+)
+def test_a_container_that_somebody_stopped_is_not_started_again(
+    running: bool, code: int, starved: bool, wanted: bool
+) -> None:
+    docker = Docker(runner=Recorded(inspect=[container(running, "t1", code=code, starved=starved)]))
+    detail = docker.find(Seen(name="decode", processes=(), unit="decode-0")).detail
+    assert ("somebody stopped it" in detail) == wanted
+
+
+def test_a_pod_that_is_being_deleted_is_left_to_who_did_that() -> None:
+    going = json.loads(pod("u1").out)
+    going["metadata"]["deletionTimestamp"] = "2026-11-29T18:47:00Z"
+    kubernetes = Kubernetes(runner=Recorded(json=[Ran(0, json.dumps(going), "")]))
+    assert "is being deleted" in kubernetes.find(POD).detail
+
+
 def test_systemd_starts_units_that_failed_too_often() -> None:
     runner = Recorded(show=[shown("one")], start=[OK], **{"reset-failed": [Ran(1, "", "Unit x not loaded.")]})
     systemd = Systemd(user=True, runner=runner)
@@ -114,8 +157,9 @@ def test_unit_files_are_judged_by_what_is_printed_not_by_the_exit_code(tmp_path:
     assert not [line for line in verify_unit(good) if "good.service" in line]
 
 
-def container(running: bool, started: str, removed: bool = False) -> Ran:
-    return Ran(0, f"{str(running).lower()} {started} {str(removed).lower()}\n", "")
+def container(running: bool, started: str, removed: bool = False, code: int = 0, starved: bool = False) -> Ran:
+    words = [str(running).lower(), str(code), str(starved).lower(), str(removed).lower(), started]
+    return Ran(0, " ".join(words) + "\n", "")
 
 
 def test_docker_stops_and_starts_the_same_container() -> None:

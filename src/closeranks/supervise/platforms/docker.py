@@ -11,7 +11,10 @@ from closeranks.supervise.platforms.base import PlatformError, Ran, Runner, Seen
 CALL_S = 15.0
 LOOK_S = 0.2
 GRACE_S = 1
-_STATE = "{{.State.Running}} {{.State.StartedAt}} {{.HostConfig.AutoRemove}}"
+_STATE = "{{.State.Running}} {{.State.ExitCode}} {{.State.OOMKilled}} {{.HostConfig.AutoRemove}} {{.State.StartedAt}}"
+_STOPPED = ("0", "143", "137")
+"""What a stopped container exits with: by itself, by SIGTERM, by SIGKILL, which only the host can send to its first
+process."""
 
 
 class Docker:
@@ -28,19 +31,22 @@ class Docker:
         """The container, and the start of its present life."""
         if not seen.unit:
             raise PlatformError(f"{seen.name}: its container is not known")
-        _, life, removed = self._state(seen.unit)
+        running, code, starved, removed, life = self._state(seen.unit)
+        detail = f"container {seen.unit} was run with --rm: stopped, it would be gone" if removed else ""
+        if not running and code in _STOPPED and not starved:
+            detail = f"container {seen.unit} has exited with {code}: somebody stopped it, and that is not undone"
         return Target(
             name=seen.name,
             platform=self.name,
             processes=seen.processes,
             unit=seen.unit,
             life=life,
-            detail=f"container {seen.unit} was run with --rm: stopped, it would be gone" if removed else "",
+            detail=detail,
         )
 
     def is_running(self, target: Target) -> bool:
         """Whether the container still is in that life."""
-        running, life, _ = self._state(target.unit)
+        running, *_, life = self._state(target.unit)
         return running and life == target.life
 
     def end_tree(self, target: Target, deadline_s: float) -> int:
@@ -62,19 +68,21 @@ class Docker:
 
     def has_ended(self, target: Target, token: str, folder: Path) -> str:
         """Whether the container has exited since."""
-        running, life, _ = self._state(target.unit)
+        running, *_, life = self._state(target.unit)
         return "" if running or life == target.life else f"container {target.unit} has exited"
 
     def describe(self, target: Target, step: str) -> tuple[str, ...]:
         """`docker stop -t 1 NAME` or `docker start NAME`."""
         return (self.name, *(("stop", "-t", str(GRACE_S)) if step == "end" else ("start",)), target.unit)
 
-    def _state(self, container: str) -> tuple[bool, str, bool]:
-        """Whether it runs, since when, and whether it is removed when it ends."""
+    def _state(self, container: str) -> tuple[bool, str, bool, bool, str]:
+        """Whether it runs, its exit code, whether memory ended it, whether it is removed then, and when it started."""
         said = self._do("inspect", "--format", _STATE, container)
-        running, _, rest = said.out.strip().partition(" ")
-        started, _, removed = rest.rpartition(" ")  # podman writes a time with blanks in it
-        return running == "true", started, removed == "true"
+        words = said.out.strip().split(" ", 4)  # podman writes a time with blanks in it
+        if len(words) < 5:
+            raise PlatformError(f"`{self.name} inspect {container}` said {said.out.strip()[:200]!r}")
+        running, code, starved, removed, started = words
+        return running == "true", code, starved == "true", removed == "true", started
 
     def _do(self, *words: str, limit_s: float = CALL_S) -> Ran:
         said = self._run((self.name, *words), limit_s)

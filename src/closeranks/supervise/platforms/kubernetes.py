@@ -36,13 +36,16 @@ class Kubernetes:
             raise PlatformError(f"{seen.unit}: {said.err.strip()}")
         metadata: dict[str, Any] = json.loads(said.out)["metadata"]
         owners = [f"{o['kind']} {o['name']}" for o in metadata.get("ownerReferences", []) if o.get("controller")]
+        detail = "" if owners else f"pod {seen.unit} has no controller: deleted, it would not come back"
+        if metadata.get("deletionTimestamp"):
+            detail = f"pod {seen.unit} is being deleted: whether another one follows is for who did that"
         return Target(
             name=seen.name,
             platform=self.name,
             processes=seen.processes,
             unit=seen.unit,
             life=metadata["uid"],
-            detail="" if owners else f"pod {seen.unit} has no controller: deleted, it would not come back",
+            detail=detail,
         )
 
     def is_running(self, target: Target) -> bool:

@@ -42,7 +42,7 @@ class Systemd:
             processes=seen.processes,
             unit=seen.unit,
             life=shown.get("InvocationID", ""),
-            detail=_strangers(seen, shown),
+            detail=_wanted(seen, shown) or _strangers(seen, shown),
         )
 
     def is_running(self, target: Target) -> bool:
@@ -83,7 +83,7 @@ class Systemd:
         return (*self._systemctl, *(_KILL if step == "end" else ("start", "--no-block")), target.unit)
 
     def _show(self, unit: str) -> dict[str, str]:
-        properties = "LoadState,ActiveState,SubState,MainPID,InvocationID,ControlGroup"
+        properties = "LoadState,ActiveState,SubState,Result,MainPID,InvocationID,ControlGroup"
         said = self._do("show", f"--property={properties}", unit)
         return dict(line.split("=", 1) for line in said.out.splitlines() if "=" in line)
 
@@ -93,6 +93,14 @@ class Systemd:
         if said.code and not (may_fail and may_fail in said.err):
             raise PlatformError(f"`systemctl {' '.join(words)}` exited with {said.code}: {said.err.strip()}")
         return said
+
+
+def _wanted(seen: Seen, shown: dict[str, str]) -> str:
+    """Whether somebody stopped the unit: it ends, or has ended, and nothing of it failed."""
+    state = shown.get("ActiveState")
+    if state not in ("deactivating", "inactive") or shown.get("Result") != "success":
+        return ""
+    return f"unit {seen.unit} is {state} without a fault: somebody stopped it, and that is not undone"
 
 
 def _strangers(seen: Seen, shown: dict[str, str]) -> str:
