@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from closeranks.supervise.platforms import PlatformError, Process, Seen, Target
-from closeranks.watch import patience, recover_journal
+from closeranks.watch import patience, recover_desk, recover_journal
 from closeranks.watch import recover as recover_module
 from closeranks.watch.recover import Outcome, Recovery, Shown, _bounded
 from closeranks.watch.recover_journal import Entry, Journal, Now, read
@@ -443,6 +443,35 @@ def test_a_disk_that_fills_in_the_middle_stops_it_there_and_it_goes_on_when_ther
         assert resumed is not None
         assert resumed.status == "recovered"
         assert world.count() == ONCE
+
+
+def test_a_disk_that_hangs_does_not_stand_the_watch_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given up, and nobody else acts until the call has come back: a late line would be written over theirs."""
+    world, answers, count = World(), threading.Event(), [0]
+
+    def flush(fd: int) -> None:
+        count[0] += 1
+        if count[0] == 12:
+            answers.wait(30)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(recover_desk, "DISK_S", 1.0)
+
+    async def main() -> tuple[Outcome, Outcome, Outcome | None]:
+        first, other = recovery(world, tmp_path), recovery(world, tmp_path)
+        hung = await first.recover(CASE, world.engines())
+        meanwhile = await other.recover(CASE, world.engines())
+        answers.set()
+        await asyncio.wait(first._desk._closing)
+        return hung, meanwhile, await other.resume()
+
+    hung, meanwhile, after = asyncio.run(main())
+    assert (hung.status, meanwhile.status) == ("stopped", "busy")
+    assert "did not answer" in hung.says
+    assert hung.wait_s is not None
+    assert after is not None
+    assert after.status == "recovered"
+    assert world.count() == ONCE
 
 
 def test_a_damaged_journal_stops_it(tmp_path: Path) -> None:

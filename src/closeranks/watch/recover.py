@@ -4,18 +4,15 @@
     await recovery.resume()                      # what an earlier process left half done
     outcome = await recovery.recover(case, engines)
 
-`folder` belongs to recovery (mode 0700): `journal`, `lock`, `STOP`, and files that hold how engines are started. Of
-several processes with the same folder one acts, the others are told that it is busy.
+`folder` belongs to recovery (`recover_desk`). Of several processes with the same folder one acts, the others are told
+that it is busy.
 """
 
 import asyncio
-import contextlib
-import fcntl
-import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +22,8 @@ import structlog
 from closeranks.evidence.redact import redact
 from closeranks.supervise.platforms import Platform, PlatformError, platform_named
 from closeranks.watch.patience import within
-from closeranks.watch.recover_journal import Entry, Journal, JournalDamaged, Now, Open, read, restarts, unfinished
+from closeranks.watch.recover_desk import Desk, Held
+from closeranks.watch.recover_journal import Entry, JournalDamaged, Now, Open, restarts, unfinished
 from closeranks.watch.recover_state import (
     Action,
     Case,
@@ -137,7 +135,7 @@ class Recovery:
         show: Callable[[Shown], None] = lambda shown: None,
         clock: Callable[[], Now] = Now.read,
     ) -> None:
-        self.folder, self.policy = folder, policy
+        self.folder, self.policy, self._desk = folder, policy, Desk(folder)
         self._survey = Survey(policy, choices or {}, platforms)
         self._platforms, self._clock, self._show = platforms, clock, show
         self._wire = wire or (lambda: Wire(policy.router, policy.router_key))
@@ -145,7 +143,7 @@ class Recovery:
     @property
     def stop_file(self) -> Path:
         """While it exists, no step begins."""
-        return self.folder / "STOP"
+        return self._desk.stop_file
 
     def remember(self, engines: Sequence[EngineSeen]) -> list[str]:
         """Read how each engine was started while its launcher lives; once it has died, nobody could tell any more. The
@@ -161,7 +159,7 @@ class Recovery:
     ) -> Preview:
         """The plan that `recover` would carry out now. Changes nothing."""
         try:
-            entries = read(self.folder / "journal")
+            entries = await self._desk.read()
         except (OSError, JournalDamaged) as error:
             return Preview(Refusal(str(error)))
         wire = self._wire()
@@ -182,12 +180,12 @@ class Recovery:
     ) -> Outcome:
         """Make a plan and carry it out. Never raises for what engines, platforms, routers or disks do."""
         try:
-            with self._alone() as journal:
+            async with self._desk.alone() as journal:
                 if (left := unfinished(journal.entries)) is not None:
                     went = await self._go_on(journal, left)
                     return msgspec.structs.replace(went, wait_s=GO_ON_S)  # this case has not had its turn
-                if self.stop_file.exists():
-                    return Outcome(status="stopped", says=self._stop_says())
+                if await self._desk.stopped():
+                    return Outcome(status="stopped", says=await self._desk.stop_says())
                 wire = self._wire()
                 try:
                     made, facts = await self._plan(case, engines, loops or {}, wire, journal.entries)
@@ -195,9 +193,9 @@ class Recovery:
                         log.warning("recovery refused", reason=made.reason)
                         return Outcome(status="refused", says=made.reason, wait_s=made.wait_s)
                     name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
-                    self._keep(name, facts)
+                    await self._desk.keep(name, facts)
                     planned = Entry(at=self._clock(), plan=name, event="planned", ladder=made)
-                    journal.append(planned)
+                    await journal.append(planned)
                     return await self._carry_out(journal, Open(name, made, {}, planned), facts, wire)
                 finally:
                     await wire.close()
@@ -209,7 +207,7 @@ class Recovery:
     async def resume(self) -> Outcome | None:
         """Go on with a plan that an earlier process left, or close it when it is too old; None: there is none."""
         try:
-            with self._alone() as journal:
+            async with self._desk.alone() as journal:
                 left = unfinished(journal.entries)
                 return None if left is None else await self._go_on(journal, left)
         except BlockingIOError:
@@ -217,19 +215,21 @@ class Recovery:
         except (OSError, JournalDamaged) as error:
             return self._cannot_write(error)
 
-    async def _go_on(self, journal: Journal, left: Open) -> Outcome:
+    async def _go_on(self, journal: Held, left: Open) -> Outcome:
         age, down = left.planned.age_s(self._clock()), _down(left.ladder, left.results)
         if age > self.policy.resume_within_s:
             says = f"interrupted {age:.0f} s ago: closed, not gone on with{down}"
-            return self._close(journal, left.plan, "stopped", says)
+            return await self._close(journal, left.plan, "stopped", says)
         now, then = self._clock().boot, left.planned.at.boot
         if now and then and now != then:
             says = f"the machine was started anew since: what the plan was made of is gone, it is over{down}"
-            return self._close(journal, left.plan, "stopped", says)
+            return await self._close(journal, left.plan, "stopped", says)
         try:
-            facts = msgspec.convert(json.loads(self._facts_file(left.plan).read_bytes()), Facts)
+            facts = await self._desk.kept(left.plan)
         except (OSError, ValueError) as error:
-            return self._close(journal, left.plan, "failed", f"interrupted, and its facts are lost: {error}{down}")
+            return await self._close(
+                journal, left.plan, "failed", f"interrupted, and its facts are lost: {error}{down}"
+            )
         log.warning("an interrupted recovery is gone on with", plan=left.plan, done=len(left.results))
         wire = self._wire()
         try:
@@ -237,24 +237,26 @@ class Recovery:
         finally:
             await wire.close()
 
-    async def _carry_out(self, journal: Journal, current: Open, facts: Facts, wire: Wire) -> Outcome:
+    async def _carry_out(self, journal: Held, current: Open, facts: Facts, wire: Wire) -> Outcome:
         ladder, waits = current.ladder, list(START_AGAIN_S)
         results = anew(ladder, current.results) if lying(ladder, current.results) else dict(current.results)
         began, steps = time.monotonic(), list[Shown]()
-        hands = Hands(current.plan, facts, wire, self.policy, self._platforms, self.folder, self.stop_file)
+        hands = Hands(current.plan, facts, wire, self.policy, self._platforms, self.folder, self._desk.stopped)
         while True:
             number = next_step(ladder, results)
             if isinstance(number, Over) and not (lying(ladder, results) and waits):
                 break
-            if self.stop_file.exists():
-                return self._leave(journal, current.plan, ladder, results, "stopped", self._stop_says(), began, steps)
+            if await self._desk.stopped():
+                return await self._leave(
+                    journal, current.plan, ladder, results, "stopped", await self._desk.stop_says(), began, steps
+                )
             if isinstance(number, Over):
                 log.warning("what was ended is started again", engines=[*lying(ladder, results)], in_s=waits[0])
                 await self._pause(waits.pop(0))
                 results = anew(ladder, results)
                 continue
             action = ladder.actions[number]
-            journal.append(Entry(at=self._clock(), plan=current.plan, event="begin", step=number, action=action))
+            await journal.append(Entry(at=self._clock(), plan=current.plan, event="begin", step=number, action=action))
             self._tell(steps, current.plan, number, action, "begin")
             started = time.monotonic()
             result: Result = "done"
@@ -262,7 +264,9 @@ class Recovery:
                 limit = action.deadline_s + SLACK_S
                 says = await _bounded(hands.do(action, last=number == len(ladder.actions) - 1), limit)
             except Stopped:
-                return self._leave(journal, current.plan, ladder, results, "stopped", self._stop_says(), began, steps)
+                return await self._leave(
+                    journal, current.plan, ladder, results, "stopped", await self._desk.stop_says(), began, steps
+                )
             except EndedAgain as error:  # then it was not started, whatever that step said
                 number = next(n for n, a in enumerate(ladder.actions) if (a.kind, a.engine) == ("start", action.engine))
                 result, says, action = "failed", str(error), ladder.actions[number]
@@ -272,7 +276,7 @@ class Recovery:
                 result, says = "failed", str(error)
             took, says = time.monotonic() - started, redact(says.encode(errors="replace").decode())
             results[number] = result
-            journal.append(
+            await journal.append(
                 Entry(
                     at=self._clock(),
                     plan=current.plan,
@@ -284,18 +288,18 @@ class Recovery:
                 )
             )
             self._tell(steps, current.plan, number, action, result, took, says)
-        return self._leave(journal, current.plan, ladder, results, number.outcome, number.says, began, steps)
+        return await self._leave(journal, current.plan, ladder, results, number.outcome, number.says, began, steps)
 
     async def _pause(self, seconds: float) -> None:
         """A wait that ends with an operator's stop."""
         for _ in range(round(seconds / LOOK_S)):
-            if self.stop_file.exists():
+            if await self._desk.stopped():
                 return
             await asyncio.sleep(LOOK_S)
 
-    def _leave(
+    async def _leave(
         self,
-        journal: Journal,
+        journal: Held,
         name: str,
         ladder: Plan,
         results: Mapping[int, Result],
@@ -306,7 +310,7 @@ class Recovery:
     ) -> Outcome:
         """The end of a plan; where it would leave an engine ended that nobody starts, it stays open instead."""
         if not (down := _down(ladder, results)):
-            return self._close(journal, name, status, says, began, steps)
+            return await self._close(journal, name, status, says, began, steps)
         says = f"{says}{down}; the plan stays open: `closeranks recover --resume` goes on with it"
         log.error("recovery left open", plan=name, status=status, says=says)
         took = time.monotonic() - began
@@ -333,33 +337,9 @@ class Recovery:
             {name: end for name, end in found.ends.items() if name in part | near},
         )
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[Journal]:
-        """The journal, under the lock of this service. Raises BlockingIOError when another process holds it."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        journal = Journal(self.folder / "journal")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            journal.open()
-            yield journal
-        finally:
-            journal.close()
-            os.close(lock)
-
-    def _facts_file(self, name: str) -> Path:
-        return self.folder / f"{name}.facts"
-
-    def _keep(self, name: str, facts: Facts) -> None:
-        with open(os.open(self._facts_file(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            # The standard encoder: a variable of an environment need not be UTF-8, and must come back as it was.
-            file.write(json.dumps(msgspec.to_builtins(facts)).encode())
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _close(
+    async def _close(
         self,
-        journal: Journal,
+        journal: Held,
         name: str,
         status: Literal["recovered", "failed", "stopped"],
         says: str,
@@ -367,24 +347,18 @@ class Recovery:
         steps: Sequence[Shown] = (),
     ) -> Outcome:
         took = time.monotonic() - began if began is not None else 0.0
-        journal.append(
+        await journal.append(
             Entry(at=self._clock(), plan=name, event="over", took_s=round(took, 3), says=f"{status}: {says}")
         )
-        self._facts_file(name).unlink(missing_ok=True)
+        await self._desk.forget(name)
         (log.info if status == "recovered" else log.error)("recovery over", plan=name, status=status, says=says)
         return Outcome(status=status, says=says, plan=name, took_s=took, steps=tuple(steps))
 
     def _cannot_write(self, error: Exception) -> Outcome:
         says = f"the journal in {self.folder} cannot be kept, so nothing more is done: {error}"
         log.error("recovery stopped", says=says)
-        return Outcome(status="stopped", says=says)
-
-    def _stop_says(self) -> str:
-        try:
-            who = self.stop_file.read_text(errors="replace").strip()[:200]
-        except OSError:
-            who = ""
-        return f"stopped by an operator ({self.stop_file})" + (f": {who}" if who else "")
+        wait_s = GO_ON_S if isinstance(error, OSError) else None  # a disk has room again, or answers
+        return Outcome(status="stopped", says=says, wait_s=wait_s)
 
     def _tell(
         self,

@@ -111,7 +111,7 @@ class Actor:
 
     async def _recover(self, found: Incident, after_s: float = 0.0, said: str = "") -> None:
         """One plan, unless another one has brought the engine back. One that is refused for a while (cool-down,
-        ceiling, another process acts) is tried again after it; the same answer, `said`, is told once."""
+        ceiling, another process acts, a full disk) is tried again after it; the same answer, `said`, is told once."""
         await asyncio.sleep(after_s)
         async with self._one:
             if said and (left := await self._go_on(said)) is not None and left.wait_s is not None:
@@ -137,7 +137,7 @@ class Actor:
                 summary=found.verdict.summary,
             )
             outcome = await self._recovery.recover(case, engines, await loops_of(engines, self._window_s))
-            if outcome.status != "busy" or outcome.says != said:
+            if outcome.status not in ("busy", "stopped") or outcome.says != said:
                 self._told(case, outcome)
             wait_s = self._busy_s if outcome.status == "busy" else outcome.wait_s
             if wait_s is not None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -40,10 +40,10 @@ class Hands:
         policy: Policy,
         platforms: Callable[[str], Platform],
         folder: Path,
-        stop_file: Path,
+        stopped: Callable[[], Awaitable[bool]],
     ) -> None:
         self._plan, self._facts, self._wire, self._policy = plan, facts, wire, policy
-        self._platforms, self._folder, self._stop_file = platforms, folder, stop_file
+        self._platforms, self._folder, self._stopped = platforms, folder, stopped
 
     async def do(self, action: Action, last: bool) -> str:
         """Do it; what came of it, in words. `last`: it is the plan's last step.
@@ -107,7 +107,7 @@ class Hands:
         if not last:
             return says
         for count in self._policy.ramp:
-            self._heed()
+            await self._heed()
             await self._check(action.engines, count)
             if wire.router:
                 await asyncio.gather(*(wire.through_router(self._policy.verify_s) for _ in range(count)))
@@ -118,11 +118,11 @@ class Hands:
         return await self._wire.check(engines, self._facts.endpoints, limit_s, at_once, every)
 
     async def _pause(self) -> None:
-        self._heed()
+        await self._heed()
         await asyncio.sleep(LOOK_S)
 
-    def _heed(self) -> None:
-        if self._stop_file.exists():
+    async def _heed(self) -> None:
+        if await self._stopped():
             raise Stopped
 
     def _platform(self, action: Action) -> Platform:
