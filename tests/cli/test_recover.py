@@ -1,6 +1,9 @@
 """`closeranks recover`: usage, the stop file, the journal; without an engine it does nothing."""
 
+import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +14,9 @@ import pytest
 from closeranks.cli._recover import choices_of
 from closeranks.cli._settings import SettingsError
 from closeranks.cli.main import main
+from closeranks.cli.recover import _ending_well
 from closeranks.watch import procfs
+from closeranks.watch.recover import Outcome
 from closeranks.watch.snapshot import EngineSeen, Proc
 
 
@@ -106,6 +111,32 @@ def test_a_dry_run_shows_platform_tree_and_start_and_no_key(
     assert {row[0] for row in ending["processes"]} == pids
     assert ending["platform"] == "plain"
     assert not (tmp_path / "state").exists()
+
+
+def test_a_signal_is_heeded_when_what_was_ended_is_started() -> None:
+    order = list[str]()
+
+    class Between:
+        """A recovery that has ended an engine."""
+
+        async def settled(self) -> bool:
+            order.append("started")
+            return True
+
+        async def resume(self) -> Outcome | None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                order.append("given up")
+            return None
+
+    recovery = Between()
+    outcome = asyncio.run(_ending_well(recovery, recovery.resume()))  # type: ignore[arg-type]
+    assert outcome is not None
+    assert outcome.status == "stopped"
+    assert "--resume" in outcome.says
+    assert order == ["started", "given up"]
 
 
 class Args:

@@ -355,6 +355,42 @@ def test_one_that_an_operator_started_meanwhile_is_not_started_beside_that(
     assert world.count()["start", "decode-2"] == 0
 
 
+def test_whoever_ends_its_process_can_wait_until_what_was_ended_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, real = World(), Double.end_tree
+    ending, may_end = threading.Event(), threading.Event()
+
+    def end_tree(self: Double, target: Target, deadline_s: float) -> int:
+        ending.set()
+        may_end.wait(30)
+        return real(self, target, deadline_s)
+
+    async def never(self: Path_, one: Endpoint) -> bool:
+        return False
+
+    async def main() -> None:
+        made = recovery(world, tmp_path)
+        assert await made.settled(0.0), "nothing is ended yet"
+        with monkeypatch.context() as patch:
+            patch.setattr(Double, "end_tree", end_tree)
+            patch.setattr(Path_, "ready", never)
+            running = asyncio.create_task(made.recover(CASE, world.engines()))
+            await asyncio.to_thread(ending.wait)
+            assert not await made.settled(0.01)
+            may_end.set()
+            assert await made.settled(30)
+            running.cancel()
+            await asyncio.wait({running})
+        assert world.count() == ONCE
+
+    asyncio.run(main())
+    resumed = asyncio.run(recovery(world, tmp_path).resume())
+    assert resumed is not None
+    assert resumed.status == "recovered"
+    assert world.count() == ONCE
+
+
 def test_a_stop_file_ends_a_wait(tmp_path: Path) -> None:
     world = World()
 

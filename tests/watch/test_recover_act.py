@@ -34,10 +34,14 @@ class Recovery:
         self.cases: list[Case] = []
         self.left: list[Outcome] = []
         """Of the plan that is open."""
-        self.now = 0
+        self.now, self.waited = 0, False
 
     async def resume(self) -> Outcome | None:
         return self.left.pop(0) if self.left else None
+
+    async def settled(self) -> bool:
+        self.waited = True
+        return True
 
     def remember(self, engines: Sequence[EngineSeen]) -> None:
         pass
@@ -91,6 +95,7 @@ def test_each_incident_ends_with_a_plan_that_ran_or_cannot(incidents: list[str],
         while actor._tasks:
             await asyncio.wait(actor._tasks)
         await actor.close()
+        assert recovery.waited, "the watch ends between an end and its start"
         return recovery, told
 
     recovery, told = asyncio.run(main())

@@ -6,9 +6,11 @@ import getpass
 import json
 import logging
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import msgspec
 import structlog
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.journal:
         return _journal(recovery, args.json)
     if args.resume:
-        outcome = asyncio.run(recovery.resume())
+        outcome = asyncio.run(_ending_well(recovery, recovery.resume()))
         return _say(outcome, args.json) if outcome else _nothing(args.json)
     if not args.engine:
         print("closeranks recover: --engine NAME says which is to blame; `closeranks watch --check` lists them",
@@ -171,7 +173,31 @@ def _show_ending(found: Ending) -> None:
 
 
 async def _act(recovery: Recovery, case: Case, engines: Sequence[EngineSeen], as_json: bool) -> int:
-    return _say(await recovery.recover(case, engines, await loops_of(engines)), as_json)
+    async def acting() -> Outcome:
+        return await recovery.recover(case, engines, await loops_of(engines))
+
+    outcome = await _ending_well(recovery, acting())
+    return _say(outcome, as_json) if outcome else _nothing(as_json)
+
+
+async def _ending_well(recovery: Recovery, acting: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
+    """Its outcome. A signal that is to end us is heeded when what was ended is started, or that takes too long."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            loop.add_signal_handler(number, told.set)
+    task, end = asyncio.create_task(acting), asyncio.create_task(told.wait())
+    await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+    end.cancel()
+    if not task.done():
+        await recovery.settled()
+        task.cancel()
+        await asyncio.wait({task})
+    if task.cancelled():
+        return Outcome(
+            status="stopped", says="ended by a signal; `closeranks recover --resume` goes on with what is open"
+        )
+    return task.result()
 
 
 def _say(outcome: Outcome, as_json: bool) -> int:

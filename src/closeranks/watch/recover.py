@@ -50,6 +50,8 @@ START_AGAIN_S = (2.0, 10.0, 60.0)
 """Waits before what was ended and could not be started is started again: a port or a GPU's memory may come late."""
 GO_ON_S = 30.0
 """After so long a plan that was left open may be gone on with."""
+CLOSE_S = 60.0
+"""So long an end of this process is put off for the start of what was ended; systemd gives up after 90 s."""
 
 log = structlog.get_logger()
 
@@ -139,6 +141,8 @@ class Recovery:
         self._survey = Survey(policy, choices or {}, platforms)
         self._platforms, self._clock, self._show = platforms, clock, show
         self._wire = wire or (lambda: Wire(policy.router, policy.router_key))
+        self._settled, self._lies = asyncio.Event(), ""
+        self._settled.set()
 
     @property
     def stop_file(self) -> Path:
@@ -215,6 +219,17 @@ class Recovery:
         except (OSError, JournalDamaged) as error:
             return self._cannot_write(error)
 
+    async def settled(self, limit_s: float = CLOSE_S) -> bool:
+        """For whoever is to end this process: wait until nothing that was ended still has to be started. False after
+        `limit_s`."""
+        if self._settled.is_set():
+            return True
+        waiting = asyncio.create_task(self._settled.wait())
+        try:
+            return await within(waiting, limit_s)
+        finally:
+            waiting.cancel()
+
     async def _go_on(self, journal: Held, left: Open) -> Outcome:
         age, down = left.planned.age_s(self._clock()), _down(left.ladder, left.results)
         if age > self.policy.resume_within_s:
@@ -238,12 +253,28 @@ class Recovery:
             await wire.close()
 
     async def _carry_out(self, journal: Held, current: Open, facts: Facts, wire: Wire) -> Outcome:
+        try:
+            return await self._do_steps(journal, current, facts, wire)
+        except asyncio.CancelledError:
+            lies = self._lies or ("" if self._settled.is_set() else "; an end was under way")
+            says = f"its plan stays open{lies}; the next acting watch goes on with it, or `closeranks recover --resume`"
+            log.warning("recovery interrupted", plan=current.plan, says=says)
+            raise
+        finally:
+            self._settled.set()
+
+    async def _do_steps(self, journal: Held, current: Open, facts: Facts, wire: Wire) -> Outcome:
         ladder, waits = current.ladder, list(START_AGAIN_S)
         results = anew(ladder, current.results) if lying(ladder, current.results) else dict(current.results)
         began, steps = time.monotonic(), list[Shown]()
         hands = Hands(current.plan, facts, wire, self.policy, self._platforms, self.folder, self._desk.stopped)
         while True:
             number = next_step(ladder, results)
+            self._lies = _down(ladder, results)
+            if self._lies or (isinstance(number, int) and ladder.actions[number].kind == "end"):
+                self._settled.clear()
+            else:
+                self._settled.set()
             if isinstance(number, Over) and not (lying(ladder, results) and waits):
                 break
             if await self._desk.stopped():

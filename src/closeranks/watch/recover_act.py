@@ -71,7 +71,9 @@ class Actor:
         self._do(self._recover(found))
 
     async def close(self) -> None:
-        """Give up what runs. A recovery stays as its journal has it, and is gone on with at the next `begin`."""
+        """Give up what runs, once what a recovery has ended is started, or that takes too long. It stays as its journal
+        has it, and is gone on with at the next `begin`."""
+        await self._recovery.settled()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
