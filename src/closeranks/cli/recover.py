@@ -2,9 +2,9 @@
 
 import argparse
 import asyncio
-import getpass
 import json
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 import structlog
 
-from closeranks.cli import _recover
+from closeranks.cli import _others, _recover
 from closeranks.cli._settings import SettingsError, add_flags
 from closeranks.output import make_unblocking
+from closeranks.watch import procfs
 from closeranks.watch.discover import Finder
 from closeranks.watch.recover import Outcome, Preview, Recovery
 from closeranks.watch.recover_act import loops_of
@@ -70,7 +71,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"closeranks recover: {error}", file=sys.stderr)
         return 2
     if args.stop or args.go_on:
-        return _stop(recovery, args.stop)
+        code = _stop(recovery, args.stop)
+        return 3 if _out_of_reach(args, recovery) else code
+    if args.journal or args.resume:
+        _out_of_reach(args, recovery)
     if args.journal:
         return _journal(recovery, args.json)
     if args.resume:
@@ -213,17 +217,29 @@ def _nothing(as_json: bool) -> int:
     return 0
 
 
+def _out_of_reach(args: argparse.Namespace, recovery: Recovery) -> bool:
+    """Whether somebody acts whom this command does not concern, unless its folder was chosen; says so."""
+    if args.state_dir or os.environ.get("CLOSERANKS_STATE_DIR"):
+        return False
+    found = _others.out_of_reach(procfs.scan({}).values(), recovery.folder)
+    for one in found:
+        print(f"closeranks recover: {one}: this does not concern it; run it as that user, or with its --state-dir",
+              file=sys.stderr)  # fmt: skip
+    return bool(found)
+
+
 def _stop(recovery: Recovery, stop: bool) -> int:
     try:
         if stop:
             recovery.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             recovery.stop_file.write_text(
-                f"{getpass.getuser()} at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n"
+                f"{_others.name_of(os.getuid())} at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n"
             )
         else:
             recovery.stop_file.unlink(missing_ok=True)
     except OSError as error:
-        print(f"closeranks recover: {recovery.stop_file}: {error.strerror}", file=sys.stderr)
+        hint = ": run it as the user that acts, or as root" if isinstance(error, PermissionError) else ""
+        print(f"closeranks recover: {recovery.stop_file}: {error.strerror}{hint}", file=sys.stderr)
         return 3
     print(f"{recovery.stop_file} {'is there: no step begins' if stop else 'is gone: steps may begin'}")
     return 0
