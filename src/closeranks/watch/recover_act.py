@@ -15,6 +15,7 @@ from typing import Protocol
 
 import structlog
 
+from closeranks.supervise.platforms import ends_with_us
 from closeranks.watch.incident import Incident
 from closeranks.watch.procfs import main_thread
 from closeranks.watch.recover import Outcome, Recovery
@@ -106,6 +107,8 @@ class Actor:
         return outcome
 
     async def _remember(self) -> None:
+        if but := await asyncio.to_thread(ends_with_us):
+            log.warning("a plain engine that recovery starts would end with the watch", says=but)
         while True:
             for name in await asyncio.to_thread(self._recovery.remember, self._watch.snapshot.engines):
                 log.info("how it is started is known", engine=name)

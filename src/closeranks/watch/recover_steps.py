@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from closeranks.supervise.platforms import Platform, Target
+from closeranks.supervise.platforms import Platform, Target, ends_with_us
 from closeranks.watch.recover_state import Action, Policy
 from closeranks.watch.recover_wire import Endpoint, StepFailed, Wire
 
@@ -66,7 +66,9 @@ class Hands:
                 end = ends[action.engine]
                 if target.platform == "plain" and end.kind != "closeranks" and await wire.ready(end):
                     return "it answers already: not started beside that"  # by an operator, while the plan lay open
-                return await asyncio.to_thread(start, target, _token(self._plan, action.engine), self._folder)
+                says = await asyncio.to_thread(start, target, _token(self._plan, action.engine), self._folder)
+                but = await asyncio.to_thread(ends_with_us) if target.platform == "plain" else ""
+                return f"{says}; {but}" if but else says
             case "ready":
                 return await self._until_ready(action)
             case "verify":

@@ -17,6 +17,7 @@ from closeranks.supervise.platforms import (
     Process,
     Seen,
     Target,
+    ends_with_us,
     platform_of,
     processes,
 )
@@ -189,6 +190,7 @@ def ending(target: Target, platform: Platform) -> Ending:
     if launch is not None:
         output = launch.stderr or "a log in recovery's folder"
         detail = f"in {launch.cwd}, with its {len(launch.env)} variables, as user {launch.uid}, its output to {output}"
+        detail += f"; {but}" if target.platform == "plain" and (but := ends_with_us()) else ""
     return Ending(
         engine=target.name,
         platform=target.platform,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from closeranks.supervise.platforms import PlatformError, Seen, StillAlive, platform_named, processes
+from closeranks.supervise.platforms import PlatformError, Seen, StillAlive, detect, platform_named, processes
 from closeranks.supervise.platforms import systemd as systemd_module
 from closeranks.supervise.platforms.base import Ran, run
-from closeranks.supervise.platforms.detect import NAMES, from_cgroup, platform_of
+from closeranks.supervise.platforms.detect import NAMES, ends_with_us, from_cgroup, platform_of
 from closeranks.supervise.platforms.docker import Docker
 from closeranks.supervise.platforms.kubernetes import Kubernetes
 from closeranks.supervise.platforms.systemd import Systemd, verify_unit
@@ -260,6 +260,34 @@ def test_every_platform_has_the_whole_protocol(name: str) -> None:
 )
 def test_the_platform_stands_in_the_cgroup(text: str, expected: tuple[str, str]) -> None:
     assert from_cgroup(text) == expected
+
+
+WATCH = "0::/system.slice/closeranks-watch.service\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mode", "ends"),
+    [
+        (WATCH, "control-group", True),
+        (WATCH, "mixed", True),
+        (WATCH, "process", False),
+        (WATCH, "", False),
+        ("0::/user.slice/user-0.slice/session-3.scope\n", "control-group", False),
+    ],
+)
+def test_what_is_started_from_a_unit_may_end_with_it(
+    monkeypatch: pytest.MonkeyPatch, cgroup: str, mode: str, ends: bool
+) -> None:
+    monkeypatch.setattr(detect, "_cgroup", lambda pid: cgroup)
+    assert bool(ends_with_us(Recorded(show=[Ran(0, f"KillMode={mode}\n", "")]))) == ends
+
+
+def test_an_engine_that_the_watch_started_in_its_own_unit_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That unit would be stopped for it, and with it the watch."""
+    other = "0::/system.slice/sglang-decode.service\n"
+    monkeypatch.setattr(detect, "_cgroup", lambda pid: other if pid == 1 else WATCH)
+    assert platform_of(4711) == ("plain", "")
+    assert platform_of(1) == ("systemd", "sglang-decode.service")
 
 
 def test_a_process_that_is_gone_has_no_platform() -> None:

@@ -15,7 +15,7 @@ from closeranks.supervise.platforms.base import (
     StillAlive,
     Target,
 )
-from closeranks.supervise.platforms.detect import NAMES, platform_named, platform_of
+from closeranks.supervise.platforms.detect import NAMES, ends_with_us, platform_named, platform_of
 
 __all__ = [
     "NAMES",
@@ -26,6 +26,7 @@ __all__ = [
     "Seen",
     "StillAlive",
     "Target",
+    "ends_with_us",
     "platform_named",
     "platform_of",
 ]

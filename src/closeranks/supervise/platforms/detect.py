@@ -1,9 +1,10 @@
 """Which platform runs a process: read from its cgroup, where managers put the name of what they manage."""
 
+import os
 import re
 from pathlib import Path
 
-from closeranks.supervise.platforms.base import Platform
+from closeranks.supervise.platforms.base import Platform, PlatformError, Runner, run
 from closeranks.supervise.platforms.docker import Docker
 from closeranks.supervise.platforms.kubernetes import Kubernetes
 from closeranks.supervise.platforms.plain import Plain
@@ -36,13 +37,35 @@ def platform_named(name: str) -> Platform:
 def platform_of(pid: int) -> tuple[str, str]:
     """(name of the platform, unit or container) of a process. ("plain", "") where no manager is seen.
 
-    In a container, the outer manager is not visible from within: what is found is what this pid namespace shows.
+    In a container, the outer manager is not visible from within: what is found is what this pid namespace shows. What
+    shares our own unit was started from here: it is plain, and the unit is not its.
     """
-    try:
-        text = Path(f"/proc/{pid}/cgroup").read_text()
-    except OSError:
+    name, unit = from_cgroup(_cgroup(pid))
+    if name.startswith("systemd") and (name, unit) == from_cgroup(_cgroup(os.getpid())):
         return "plain", ""
-    return from_cgroup(text)
+    return name, unit
+
+
+def ends_with_us(runner: Runner = run) -> str:
+    """Why plain processes that we start would end with our own unit; empty where they would not, or nobody can tell."""
+    name, unit = from_cgroup(_cgroup(os.getpid()))
+    if not name.startswith("systemd"):
+        return ""
+    systemctl = ("systemctl", "--user") if name == "systemd-user" else ("systemctl",)
+    try:
+        mode = runner((*systemctl, "show", "--property=KillMode", unit), 15.0).out.strip().partition("=")[2]
+    except PlatformError:
+        return ""
+    if mode not in ("control-group", "mixed"):
+        return ""
+    return f"it is in {unit}, whose stop ends it (KillMode={mode}; KillMode=process would not)"
+
+
+def _cgroup(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""
 
 
 def from_cgroup(text: str) -> tuple[str, str]:
