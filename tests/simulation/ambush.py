@@ -92,7 +92,7 @@ class Trap:
         elif self.act == "fault":
             rank = random.randrange(len(life.ranks))
             life.stall(rank, 10_000.0)
-            life.hand(life.desk.from_rank, (RankFault(life.epoch, rank, "ValueError", "injected"),))
+            life.hand(life.desk.from_rank, (RankFault(life.epoch, rank, "ValueError", "trapped", in_step=True),))
         elif self.act == "pause":
             life.pause(random.choice([0.3, 2.0, 7.0]))
         else:

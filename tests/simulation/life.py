@@ -73,9 +73,10 @@ class Life:
         """Its network device is gone: no write begins, from it or to it, until its epoch ends."""
         self.charged: list[RoomId] = []
         """With its fault."""
+        self.why = ""
         self.grammars: dict[str, int] = {}
-        self.dropped: set[int] = set()
         """Grammars that rank 0 has -> their numbers."""
+        self.dropped: set[int] = set()
         self.witness = Witness(self)
         self.ambush = Ambush(self)
         self.identity = f"peer:{engine.name}:{instance}"
@@ -235,7 +236,7 @@ class Life:
         """The process goes a moment later; what it still hears must change nothing."""
         self.world.note(self.engine.name, f"fault {fault.name}: {fault.detail[:160]}")
         self.engine.faults.append(fault.name)
-        self.charged = fault.charged
+        self.charged, self.why = fault.charged, fault.detail
         if self.world.calm:
             raise Violation(f"{self.engine.name}: fault {fault.name} without a cause: {fault.detail}")
         self.dying = True
@@ -264,7 +265,7 @@ class Life:
         spared = self.dying
         self.stall(rank, 10_000.0)
         self.hear_rank(RankFault(self.epoch, rank, "ValueError", "injected", in_step))
-        if not (in_step or spared) and self.leader.state == "faulted" and self.charged:
+        if not (in_step or spared) and self.leader.state == "faulted" and "injected" in self.why and self.charged:
             raise Violation(f"{self.engine.name}: a thread of rank {rank} raised; charged: {self.charged}")
 
     def break_in(self, rank: int, step: Step, poison: bool) -> None:
@@ -278,7 +279,7 @@ class Life:
         }
         self.poisoned = poison and not spared
         self.raise_in(rank, in_step=True)
-        heard = self.leader.state == "faulted"  # a leader that is paused hears of it later
+        heard = self.leader.state == "faulted" and "injected" in self.why  # a paused leader hears of it later
         if heard and not spared and not guilty <= set(self.charged):
             raise Violation(f"{self.engine.name}: {guilty} were in step {step.n}, which broke; charged: {self.charged}")
 

@@ -1,5 +1,6 @@
 """The step log: bounded, readable after a crash, silent about tokens; replay gives the same answers again."""
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -119,17 +120,16 @@ def test_damage_in_the_midst_is_said_and_not_judged(tmp_path: Path, capsys: pyte
     simulated(tmp_path, 1)
     first = segments(tmp_path)[0]
     whole = first.read_bytes()
-    for place in range(len(whole) // 2, len(whole) // 2 + 9):  # eight bytes at most are a length or a checksum
+    for place in range(len(whole) // 2, len(whole) // 2 + 9):  # four bytes at most are a length
         data = bytearray(whole)
         data[place] ^= 0xFF
         first.write_bytes(data)
-        try:
+        with contextlib.suppress(Damaged):
             assert replay(tmp_path).notes, "a damaged length looks like a torn end"
-        except Damaged as error:
-            assert "damaged" in str(error)
-            break
-    else:
-        pytest.fail("no damage was found")
+            continue
+        break
+    with pytest.raises(Damaged, match="damaged"):
+        replay(tmp_path)
     assert cli.main(["replay", str(tmp_path)]) == 3
     (tmp_path / "x.crlog").write_bytes(b"nonsense, not a log at all")
     assert cli.main(["replay", str(tmp_path / "x.crlog")]) == 3
