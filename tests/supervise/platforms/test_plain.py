@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,6 +144,27 @@ def test_a_start_whose_process_has_ended_may_be_made_again(engine: "subprocess.P
     assert "started as process" in Plain().start(target, "plan.decode-1", folder)
     assert len(wait_for(tmp_path, 3)) == 3
     assert not Plain().has_ended(target, "plan.decode-1", folder)
+
+
+def test_a_start_that_left_processes_is_made_again_without_them(
+    engine: "subprocess.Popen[bytes]", tmp_path: Path
+) -> None:
+    """A launcher that died before its ranks, or a start command that returns: they hold the GPU's memory."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    target = target_of(engine)
+    assert target.launch is not None
+    returns = ("sh", "-c", f'{shlex.join(target.launch.argv)} & echo "$$" > {tmp_path}/shell; wait 600 2>/dev/null')
+    launch = msgspec.structs.replace(target.launch, argv=returns, program=shutil.which("sh") or "")
+    target = msgspec.structs.replace(target, launch=launch)
+    seen = {engine.pid}
+    for count in (2, 3, 4):
+        Plain().start(target, "plan.decode-1", folder)
+        (pid,) = {int(p.suffix[1:]) for p in wait_for(tmp_path, count)} - seen
+        wait_gone(int((tmp_path / "shell").read_text()))
+        assert Plain().has_ended(target, "plan.decode-1", folder)
+        assert [p for p in seen - {engine.pid} if (line := processes.line_of(p)) and line.state not in "ZX"] == []
+        seen.add(pid)
 
 
 def test_what_cannot_be_executed_is_said(engine: "subprocess.Popen[bytes]", tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from closeranks.supervise.platforms.base import Launch, PlatformError, Process, 
 
 START_S = 30.0
 """How long the small program that becomes the engine may take to say that it did."""
+LEFT_S = 15.0
+"""How long what a start has left behind may take to be gone."""
 _LIMITS = {
     "Max open files": "RLIMIT_NOFILE",
     "Max locked memory": "RLIMIT_MEMLOCK",
@@ -69,11 +71,13 @@ class Plain:
     def start(self, target: Target, token: str, folder: Path) -> str:
         """Run `launch` in a session of its own. The token is taken by the new process itself, before it becomes the
         engine: however often an interrupted recovery asks, one engine comes of it. That of a process that has ended is
-        free again, for whoever is first, so that there still is one engine at a time."""
+        free again, for whoever is first, once what it has left in its session is ended too: ranks of a launcher that
+        died, or all of an engine whose start command has returned. Raises StillAlive where that does not end."""
         if target.launch is None:
             raise PlatformError(f"{target.name}: it is not known how it was started: {target.detail}")
         taken = folder / f"{token}.taken"
         if (holder := _holder(taken)) is not None and not processes.lives(holder):
+            processes.end([holder], LEFT_S)
             taken.unlink(missing_ok=True)
         spec = {
             **msgspec.to_builtins(target.launch),
@@ -116,7 +120,7 @@ def _holder(taken: Path) -> Process | None:
         pid, start = (int(word) for word in taken.read_text().split())
     except (OSError, ValueError):
         return None
-    return Process(pid, start)
+    return Process(pid, start, leads=True)
 
 
 def _log_of(target: Target, folder: Path) -> Path:
