@@ -57,6 +57,20 @@ policies = st.builds(
 pasts = st.lists(st.builds(Restart, st.sampled_from(NAMES), st.floats(0, 8000)), max_size=8)
 
 
+def test_what_somebody_is_ending_is_left_to_them_for_a_while_and_never_held_against_an_operator() -> None:
+    ends = Side(name="decode-1", kind="sglang", role="decode", wanted="somebody is stopping it")
+    case = Case(blamed=("decode-1",), verdict="DEAD_PEER")
+    made = plan(case, [ends], Policy())
+    assert isinstance(made, Refusal)
+    assert made.wait_s, "it may be a crash that takes its time"
+    by_hand = plan(msgspec.structs.replace(case, by_hand=True), [ends], Policy())
+    assert isinstance(by_hand, Plan)
+    peer = Side(name="prefill-1", kind="sglang", role="prefill")
+    other = plan(Case(blamed=("prefill-1",), verdict="DEAD_PEER"), [peer, ends], Policy())
+    assert isinstance(other, Plan)
+    assert "decode-1" not in {a.engine for a in other.actions}
+
+
 @settings(deadline=None)
 @given(cases, sides, policies, pasts)
 def test_the_rules_hold(case: Case, seen: list[Side], policy: Policy, past: list[Restart]) -> None:

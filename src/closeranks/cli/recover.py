@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if wrong:
         print(f"closeranks recover: {wrong}", file=sys.stderr)
         return 3
-    case = Case(blamed=blamed, verdict=args.verdict, summary="by an operator")
+    case = Case(blamed=blamed, verdict=args.verdict, summary="by an operator", by_hand=True)
     return asyncio.run(
         _dry_run(recovery, case, engines, args.json) if args.dry_run else _act(recovery, case, engines, args.json)
     )

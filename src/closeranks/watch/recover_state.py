@@ -22,6 +22,8 @@ Kind = Literal["drain", "abort", "end", "start", "ready", "verify", "admit"]
 Loop = Literal["lives", "stands", "unknown"]
 Result = Literal["done", "failed"]
 
+WANTED_S = 30.0
+"""After so long an end that somebody else has begun may be over, and whether it was one is looked at again."""
 NOT_OURS = {
     "STARTUP": "it is still starting",
     "HEALTHY_IDLE": "the evidence shows a healthy, idle engine",
@@ -81,6 +83,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     loop: Loop = "unknown"
     obstacle: str = ""
     """Why it could not be started again; empty: it can."""
+    wanted: str = ""
+    """That somebody else is ending it just now; empty: nobody is seen to."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +94,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str = "UNDETERMINED"
     certainty: str = "undetermined"
     summary: str = ""
+    by_hand: bool = False
+    """An operator asked for it: it is not held against that who ends the engine just now."""
 
 
 class Restart(msgspec.Struct, frozen=True):
@@ -157,6 +163,8 @@ def plan(case: Case, sides: Sequence[Side], policy: Policy, past: Iterable[Resta
     for side in blamed:
         if side.obstacle:
             return Refusal(f"{side.name} could be ended but not started again: {side.obstacle}")
+        if side.wanted and not case.by_hand:
+            return Refusal(f"{side.name}: {side.wanted}, and that is not undone", WANTED_S)
         if (held := _held(side.name, policy, past)) is not None:
             return held
     notes: list[str] = []
@@ -165,7 +173,7 @@ def plan(case: Case, sides: Sequence[Side], policy: Policy, past: Iterable[Resta
     notes += [doubt] if doubt else []
     for side in candidates:
         held = _held(side.name, policy, past)
-        why_not = side.obstacle or (held.reason if held else "")
+        why_not = side.obstacle or side.wanted or (held.reason if held else "")
         if why_not:
             notes.append(f"its peer {side.name} is left as it is: {why_not}")
         else:

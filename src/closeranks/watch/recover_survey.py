@@ -144,6 +144,7 @@ class Survey:
                     group=ends[unit.name].group,
                     loop=loops.get(unit.name, "stands" if unit.name in blamed else "unknown"),
                     obstacle=obstacle,
+                    wanted=targets[unit.name].wanted if unit.name in targets else "",
                 )
             )
         return Surveyed(tuple(sides), targets, ends)

@@ -91,6 +91,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     launch: Launch | None = None
     detail: str = ""
     """What stands in the way of starting it again; empty: nothing known."""
+    wanted: str = ""
+    """That somebody else is ending it just now; empty: nobody is seen to."""
 
 
 class Ran(msgspec.Struct, frozen=True):

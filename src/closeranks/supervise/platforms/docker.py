@@ -11,10 +11,8 @@ from closeranks.supervise.platforms.base import PlatformError, Ran, Runner, Seen
 CALL_S = 15.0
 LOOK_S = 0.2
 GRACE_S = 1
-_STATE = "{{.State.Running}} {{.State.ExitCode}} {{.State.OOMKilled}} {{.HostConfig.AutoRemove}} {{.State.StartedAt}}"
-_STOPPED = ("0", "143", "137")
-"""What a stopped container exits with: by itself, by SIGTERM, by SIGKILL, which only the host can send to its first
-process."""
+_STATE = "{{.State.Running}} {{.HostConfig.AutoRemove}} {{.State.StartedAt}}"
+# No exit code: 0, 143 and 137 are those of a stopped container, of one that we stopped, and of engines that crashed.
 
 
 class Docker:
@@ -31,10 +29,8 @@ class Docker:
         """The container, and the start of its present life."""
         if not seen.unit:
             raise PlatformError(f"{seen.name}: its container is not known")
-        running, code, starved, removed, life = self._state(seen.unit)
+        _, removed, life = self._state(seen.unit)
         detail = f"container {seen.unit} was run with --rm: stopped, it would be gone" if removed else ""
-        if not running and code in _STOPPED and not starved:
-            detail = f"container {seen.unit} has exited with {code}: somebody stopped it, and that is not undone"
         return Target(
             name=seen.name,
             platform=self.name,
@@ -75,14 +71,14 @@ class Docker:
         """`docker stop -t 1 NAME` or `docker start NAME`."""
         return (self.name, *(("stop", "-t", str(GRACE_S)) if step == "end" else ("start",)), target.unit)
 
-    def _state(self, container: str) -> tuple[bool, str, bool, bool, str]:
-        """Whether it runs, its exit code, whether memory ended it, whether it is removed then, and when it started."""
+    def _state(self, container: str) -> tuple[bool, bool, str]:
+        """Whether it runs, whether it is removed when it ends, and when it started."""
         said = self._do("inspect", "--format", _STATE, container)
-        words = said.out.strip().split(" ", 4)  # podman writes a time with blanks in it
-        if len(words) < 5:
+        words = said.out.strip().split(" ", 2)  # podman writes a time with blanks in it
+        if len(words) < 3:
             raise PlatformError(f"`{self.name} inspect {container}` said {said.out.strip()[:200]!r}")
-        running, code, starved, removed, started = words
-        return running == "true", code, starved == "true", removed == "true", started
+        running, removed, started = words
+        return running == "true", removed == "true", started
 
     def _do(self, *words: str, limit_s: float = CALL_S) -> Ran:
         said = self._run((self.name, *words), limit_s)

@@ -37,8 +37,7 @@ class Kubernetes:
         metadata: dict[str, Any] = json.loads(said.out)["metadata"]
         owners = [f"{o['kind']} {o['name']}" for o in metadata.get("ownerReferences", []) if o.get("controller")]
         detail = "" if owners else f"pod {seen.unit} has no controller: deleted, it would not come back"
-        if metadata.get("deletionTimestamp"):
-            detail = f"pod {seen.unit} is being deleted: whether another one follows is for who did that"
+        wanted = f"somebody is deleting pod {seen.unit}" if metadata.get("deletionTimestamp") else ""
         return Target(
             name=seen.name,
             platform=self.name,
@@ -46,6 +45,7 @@ class Kubernetes:
             unit=seen.unit,
             life=metadata["uid"],
             detail=detail,
+            wanted=wanted,
         )
 
     def is_running(self, target: Target) -> bool:

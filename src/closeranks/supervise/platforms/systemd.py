@@ -42,7 +42,8 @@ class Systemd:
             processes=seen.processes,
             unit=seen.unit,
             life=shown.get("InvocationID", ""),
-            detail=_wanted(seen, shown) or _strangers(seen, shown),
+            detail=_strangers(seen, shown),
+            wanted=_wanted(seen, shown),
         )
 
     def is_running(self, target: Target) -> bool:
@@ -96,11 +97,11 @@ class Systemd:
 
 
 def _wanted(seen: Seen, shown: dict[str, str]) -> str:
-    """Whether somebody stopped the unit: it ends, or has ended, and nothing of it failed."""
-    state = shown.get("ActiveState")
-    if state not in ("deactivating", "inactive") or shown.get("Result") != "success":
+    """Whether somebody is stopping the unit. One that has ended without a fault tells nothing: a vLLM whose engine
+    process died exits with 0 (vllm#48966), as a stopped one does."""
+    if shown.get("ActiveState") != "deactivating" or shown.get("Result") != "success":
         return ""
-    return f"unit {seen.unit} is {state} without a fault: somebody stopped it, and that is not undone"
+    return f"unit {seen.unit} is deactivating without a fault: somebody is stopping it"
 
 
 def _strangers(seen: Seen, shown: dict[str, str]) -> str:
