@@ -105,6 +105,16 @@ def test_the_parts_of_an_engine_that_takes_long_to_end_are_no_death_either() -> 
     assert "confirmed" not in film.looks(10, log={"ending": True}, state={"TP1": "Z", "TP2": "X"})
 
 
+def test_a_word_that_the_log_takes_back_does_not_count_for_the_rest_of_the_life() -> None:
+    """In a file that goes on over a restart, the old life's last line may be read when the new one is seen already."""
+    film = Film()
+    film.looks(3)
+    film.looks(2, log={"ending": True})
+    film.looks(int(DEFAULT.ending_s) + 5)
+    film.looks(4, log={}, state={"TP1": "Z"})  # blind: nothing is taken back, and nothing said
+    assert film.looks(12, state={"TP1": "Z"})[-1] == "confirmed"
+
+
 def test_a_word_that_is_read_late_takes_the_death_back() -> None:
     """The log was blind while parts went; when all are gone, it says that this was wanted."""
     film = Film()

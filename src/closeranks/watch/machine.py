@@ -62,7 +62,7 @@ class Past(msgspec.Struct, frozen=True):
     moving: float | None = None
     """Since when it shows signs of life without a break."""
     ended: float | None = None
-    """When its log first said that it ends."""
+    """When its log first said that it ends; None again where that has taken it back."""
     cast: Cast = Cast()
     heard: bool = False
     """Its log could be read at the last look: a wanted end would be known."""
@@ -162,7 +162,9 @@ def _past(view: View, old: Past | None, reborn: bool, limits: Limits) -> Past:
     if old is None:
         began = Refusals(blocked=at) if reborn else Refusals()
         return Past(view.engine, at, at, refusals=follow(view, began, limits))
-    ended = old.ended if old.ended is not None else at if rules.ending(view) else None
+    heard, ended = view.values("log") is not None, old.ended
+    if heard:  # a log that takes the word back has read a former life's last one until now
+        ended = (at if ended is None else ended) if rules.ending(view) else None
     moving = (old.moving if old.moving is not None else at) if rules.alive(view) else None
     stall = stalled_s(view)
     pace = old.pace_s
@@ -175,7 +177,7 @@ def _past(view: View, old: Past | None, reborn: bool, limits: Limits) -> Past:
         engine=view.engine,
         seen=at,
         ended=ended,
-        heard=view.values("log") is not None,
+        heard=heard,
         moving=moving,
         pace_s=pace,
         stall_s=stall,
