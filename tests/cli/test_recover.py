@@ -16,7 +16,7 @@ from closeranks.cli._settings import SettingsError
 from closeranks.cli.main import main
 from closeranks.cli.recover import _ending_well
 from closeranks.watch import procfs
-from closeranks.watch.recover import Outcome
+from closeranks.watch.recover_run import Outcome
 from closeranks.watch.snapshot import EngineSeen, Proc
 
 
@@ -75,9 +75,10 @@ def test_stop_and_go_on_and_an_empty_journal(tmp_path: Path, run: Callable[..., 
     assert run("--go-on", "--state-dir", str(state)).returncode == 0
     assert not (state / "STOP").exists()
     assert run("--journal", "--state-dir", str(state)).returncode == 0
-    resumed = run("--resume", "--json", "--state-dir", str(state))
-    assert resumed.returncode == 0
-    assert json.loads(resumed.stdout)["status"] == "nothing"
+    for what in ("--resume", "--give-up"):
+        ran = run(what, "--json", "--state-dir", str(state))
+        assert ran.returncode == 0
+        assert json.loads(ran.stdout)["status"] == "nothing"
 
 
 def test_a_dry_run_shows_platform_tree_and_start_and_no_key(

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import pytest
 
 from closeranks.supervise.platforms import PlatformError, Process, Seen, Target
-from closeranks.watch import patience, recover_desk, recover_journal
-from closeranks.watch import recover as recover_module
-from closeranks.watch.recover import Outcome, Recovery, Shown, _bounded
+from closeranks.watch import patience, recover_desk, recover_journal, recover_run
+from closeranks.watch.recover import Recovery
 from closeranks.watch.recover_journal import Entry, Journal, Now, read
+from closeranks.watch.recover_run import Outcome, Shown, _bounded
 from closeranks.watch.recover_state import Case, Policy, Refusal
 from closeranks.watch.recover_wire import Endpoint, StepFailed, Wire
 from closeranks.watch.snapshot import EngineSeen, Proc
@@ -26,8 +26,9 @@ CASE = Case(blamed=("decode-2",), verdict="DESYNC_DIFFERENT_COLLECTIVE")
 
 @pytest.fixture(autouse=True)
 def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes are killed here, not machines: what was written is there, flushed or not."""
+    """Processes are killed here, not machines: what was written is there, flushed or not. And nobody waits."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
+    monkeypatch.setattr(recover_run, "START_AGAIN_S", (0.0, 0.0))
 
 
 class Killed(BaseException):
@@ -274,7 +275,6 @@ def failing(monkeypatch: pytest.MonkeyPatch, times: dict[str, int]) -> None:
         return real(self, target, token, folder)
 
     monkeypatch.setattr(Double, "start", start)
-    monkeypatch.setattr(recover_module, "START_AGAIN_S", (0.0, 0.0))
 
 
 @pytest.mark.parametrize("engine", ["prefill-1", "decode-2"])
@@ -335,7 +335,7 @@ def test_an_engine_that_ends_again_while_it_loads_is_started_again(
 
     monkeypatch.setattr(Double, "has_ended", has_ended)
     monkeypatch.setattr(Path_, "ready", ready)
-    monkeypatch.setattr(recover_module, "START_AGAIN_S", (0.0,))
+    monkeypatch.setattr(recover_run, "START_AGAIN_S", (0.0,))
     outcome = recover(world, tmp_path)
     assert outcome.status == "recovered"
     assert world.count() == ONCE + Counter([("start", "decode-2")])
@@ -525,10 +525,13 @@ def test_a_damaged_journal_stops_it(tmp_path: Path) -> None:
     assert "line 4" in seen.plan.reason
 
 
-def test_an_old_interruption_is_closed_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("line", "lies"), [(4, False), (7, True), (8, True)])
+def test_an_old_interruption_is_closed_unless_it_left_engines_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: int, lies: bool
+) -> None:
     world = World()
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "append", killed_at(8, before=False))
+        patch.setattr(Journal, "append", killed_at(line, before=False))
         with pytest.raises(Killed):
             recover(world, tmp_path)
     done = list(world.done)
@@ -536,9 +539,155 @@ def test_an_old_interruption_is_closed_not_gone_on_with(tmp_path: Path, monkeypa
     much_later = recovery(world, tmp_path, clock=lambda: Now(now.wall + 5000, now.up + 5000, now.boot))
     outcome = asyncio.run(much_later.resume())
     assert outcome is not None
-    assert outcome.status == "stopped"
-    assert world.done == done
+    assert outcome.status == ("recovered" if lies else "stopped")
+    assert world.done == done if not lies else world.count() == ONCE
     assert asyncio.run(much_later.resume()) is None
+
+
+def test_how_long_it_was_interrupted_counts_not_how_long_its_own_steps_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, now, passed = World(), Now.read(), [0.0]
+
+    def clock() -> Now:
+        passed[0] += 100.0
+        return Now(now.wall + passed[0], now.up + passed[0], now.boot)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", killed_at(19, before=False))
+        with pytest.raises(Killed):
+            recover(world, tmp_path, clock=clock)
+    assert world.count() == ONCE, "nothing lies"
+    outcome = asyncio.run(recovery(world, tmp_path, clock=clock).resume())
+    assert outcome is not None
+    assert outcome.status == "recovered", outcome
+
+
+def test_an_end_that_failed_and_came_about_later_leaves_nothing_lying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that is slow to stop its container does so after the command was given up."""
+    world, real = World(), Double.end_tree
+
+    def late(self: Double, target: Target, deadline_s: float) -> int:
+        if target.name == "decode-2":
+            real(self, target, deadline_s)
+            raise PlatformError("`docker stop` did not end within 30 s")
+        return real(self, target, deadline_s)
+
+    monkeypatch.setattr(Double, "end_tree", late)
+    assert recover(world, tmp_path).status == "recovered"
+    assert world.count() == ONCE
+
+
+def test_an_engine_of_which_it_is_not_known_whether_it_has_ended_keeps_the_plan_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(self: Double, target: Target, *args: Any) -> Any:
+        raise PlatformError("the daemon does not answer")
+
+    world = World()
+    with monkeypatch.context() as patch:
+        patch.setattr(Double, "end_tree", silent)
+        patch.setattr(Double, "is_running", silent)
+        outcome = recover(world, tmp_path)
+    assert (outcome.status, world.done) == ("failed", [])
+    assert "perhaps ended: prefill-1" in outcome.says
+    assert outcome.wait_s is not None
+    assert recover(world, tmp_path).status == "recovered", "the same plan"
+    assert world.count() == ONCE
+
+
+def test_killed_within_an_end_and_stopped_its_plan_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, real = World(), Double.end_tree
+
+    def dying(self: Double, target: Target, deadline_s: float) -> int:
+        real(self, target, deadline_s)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Double, "end_tree", dying)
+        with pytest.raises(Killed):
+            recover(world, tmp_path)
+    (tmp_path / "STOP").touch()
+    stopped = asyncio.run(recovery(world, tmp_path).resume())
+    assert stopped is not None
+    assert "ended and not started: prefill-1" in stopped.says
+    assert world.count() == Counter([("end", "prefill-1")])
+    (tmp_path / "STOP").unlink()
+    resumed = asyncio.run(recovery(world, tmp_path).resume())
+    assert resumed is not None
+    assert resumed.status == "recovered"
+    assert world.count() == ONCE
+
+
+def test_a_plan_can_be_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an engine that nobody can start any more would keep the others from being recovered."""
+    world = World()
+    failing(monkeypatch, {"prefill-1": 99})
+    assert recover(world, tmp_path).status == "failed"
+    given_up = asyncio.run(recovery(world, tmp_path).give_up())
+    assert given_up is not None
+    assert "ended and not started: prefill-1" in given_up.says
+    assert not list(tmp_path.glob("*.facts"))
+    assert asyncio.run(recovery(world, tmp_path).give_up()) is None
+    assert asyncio.run(recovery(world, tmp_path).resume()) is None
+
+
+def test_a_case_that_came_while_another_plan_was_open_is_told_that_it_was_not_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    failing(monkeypatch, {"prefill-1": 3})
+    assert recover(world, tmp_path).status == "failed"
+    other = asyncio.run(recovery(world, tmp_path).recover(Case(blamed=("nobody",)), world.engines()))
+    assert other.status == "busy"
+    assert "nothing was done about nobody" in other.says
+    assert "recovered" in other.says
+    assert world.count() == ONCE
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), None], ids=["refuses", "hangs"])
+def test_a_disk_that_fails_while_an_engine_loads_leaves_the_plan_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    """It says nothing about the engine: no step has failed."""
+    world, answers, loads = World(), threading.Event(), list[str]()
+    real_ready, real_exists = Path_.ready, Path.exists
+
+    async def ready(self: Path_, one: Endpoint) -> bool:
+        if not loads:
+            loads.append(one.name)
+            return False
+        return await real_ready(self, one)
+
+    def exists(self: Path, **how: Any) -> bool:
+        if self.name == "STOP" and loads and not answers.is_set():
+            if error:
+                answers.set()
+                raise error
+            answers.wait(30)
+        return real_exists(self, **how)
+
+    monkeypatch.setattr(Path_, "ready", ready)
+    monkeypatch.setattr(Path, "exists", exists)
+    monkeypatch.setattr(recover_desk, "DISK_S", 0.2)
+
+    async def main() -> tuple[Outcome, Outcome | None]:
+        made = recovery(world, tmp_path)
+        first = await made.recover(CASE, world.engines())
+        answers.set()
+        if made._desk._closing:
+            await asyncio.wait(made._desk._closing)
+        monkeypatch.setattr(recover_desk, "DISK_S", 20.0)
+        return first, await made.resume()
+
+    first, after = asyncio.run(main())
+    assert first.status == "stopped", first
+    assert first.wait_s is not None
+    assert after is not None
+    assert after.status == "recovered"
+    assert world.count() == ONCE
 
 
 def test_a_plan_of_a_former_boot_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -661,7 +810,7 @@ def test_secrets_in_what_a_step_says_do_not_get_into_the_journal(
 
     world = World()
     monkeypatch.setattr(Double, "start", leaking)
-    monkeypatch.setattr(recover_module, "START_AGAIN_S", ())
+    monkeypatch.setattr(recover_run, "START_AGAIN_S", ())
     outcome = recover(world, tmp_path)
     assert outcome.status == "failed"
     assert "sk-verysecretkey1" not in (tmp_path / "journal").read_text() + repr(outcome)

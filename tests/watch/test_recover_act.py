@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from closeranks.watch.incident import Incident
-from closeranks.watch.recover import Outcome
 from closeranks.watch.recover_act import Actor
+from closeranks.watch.recover_run import Outcome
 from closeranks.watch.recover_state import Case, Loop
 from closeranks.watch.snapshot import EngineSeen, Phase, Snapshot, State
 

@@ -15,7 +15,8 @@ import msgspec
 
 from closeranks.cli._settings import Option, SettingsError, gather, only, options, warn_of_strangers
 from closeranks.supervise.platforms import NAMES
-from closeranks.watch.recover import Recovery, Shown, default_folder
+from closeranks.watch.recover import Recovery, default_folder
+from closeranks.watch.recover_run import Shown
 from closeranks.watch.recover_state import Policy
 from closeranks.watch.recover_survey import Choice
 from closeranks.watch.settings import Settings

@@ -20,9 +20,10 @@ from closeranks.cli._settings import SettingsError, add_flags
 from closeranks.output import make_unblocking
 from closeranks.watch import procfs
 from closeranks.watch.discover import Finder
-from closeranks.watch.recover import Outcome, Preview, Recovery
+from closeranks.watch.recover import Preview, Recovery
 from closeranks.watch.recover_act import loops_of
 from closeranks.watch.recover_journal import Entry, JournalDamaged, episodes, read
+from closeranks.watch.recover_run import Outcome
 from closeranks.watch.recover_state import Action, Case, Policy, Refusal
 from closeranks.watch.recover_survey import Ending
 from closeranks.watch.recover_units import units_of
@@ -33,11 +34,12 @@ _OPTIONS = _recover.part_of(Policy)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One of --dry-run, --act, --resume, --stop, --go-on, --journal; engines and the policy."""
+    """One of --dry-run, --act, --resume, --give-up, --stop, --go-on, --journal; engines and the policy."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--dry-run", action="store_true", help="show the steps and their commands, change nothing")
     what.add_argument("--act", action="store_true", help="carry them out")
     what.add_argument("--resume", action="store_true", help="go on with a recovery that was interrupted, or close it")
+    what.add_argument("--give-up", action="store_true", help="close it, whatever it has ended and not started")
     what.add_argument(
         "--stop", action="store_true", help="no step of any recovery begins any more, the watch's included"
     )
@@ -73,13 +75,16 @@ def run(args: argparse.Namespace) -> int:
     if args.stop or args.go_on:
         code = _stop(recovery, args.stop)
         return 3 if _out_of_reach(args, recovery) else code
-    if args.journal or args.resume:
+    if args.journal or args.resume or args.give_up:
         _out_of_reach(args, recovery)
     if args.journal:
         return _journal(recovery, args.json)
-    if args.resume:
-        outcome = asyncio.run(_ending_well(recovery, recovery.resume()))
-        return _say(outcome, args.json) if outcome else _nothing(args.json)
+    if args.resume or args.give_up:
+        outcome = asyncio.run(_ending_well(recovery, recovery.resume() if args.resume else recovery.give_up()))
+        if outcome is None:
+            return _nothing(args.json)
+        code = _say(outcome, args.json)
+        return 0 if args.give_up and outcome.plan else code
     if not args.engine:
         print("closeranks recover: --engine NAME says which is to blame; `closeranks watch --check` lists them",
               file=sys.stderr)  # fmt: skip
@@ -213,7 +218,7 @@ def _say(outcome: Outcome, as_json: bool) -> int:
 
 
 def _nothing(as_json: bool) -> int:
-    print(json.dumps({"schema": 1, "status": "nothing"}) if as_json else "no recovery was interrupted")
+    print(json.dumps({"schema": 1, "status": "nothing"}) if as_json else "no recovery is open")
     return 0
 
 

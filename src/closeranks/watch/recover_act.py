@@ -18,7 +18,8 @@ import structlog
 from closeranks.supervise.platforms import ends_with_us
 from closeranks.watch.incident import Incident
 from closeranks.watch.procfs import main_thread
-from closeranks.watch.recover import Outcome, Recovery
+from closeranks.watch.recover import Recovery
+from closeranks.watch.recover_run import Outcome
 from closeranks.watch.recover_state import Case, Loop
 from closeranks.watch.recover_units import to_blame
 from closeranks.watch.snapshot import EngineSeen, Snapshot, State
@@ -144,7 +145,7 @@ class Actor:
             outcome = await self._recovery.recover(case, engines, await loops_of(engines, self._window_s))
             if outcome.status not in ("busy", "stopped") or outcome.says != said:
                 self._told(case, outcome)
-            wait_s = self._busy_s if outcome.status == "busy" else outcome.wait_s
+            wait_s = self._busy_s if outcome.status == "busy" and outcome.wait_s is None else outcome.wait_s
             if wait_s is not None:
                 self._do(self._recover(found, wait_s, outcome.says))
 

@@ -26,6 +26,10 @@ DISK_S = 20.0
 """A call that takes longer has failed: a loaded disk flushes within seconds."""
 
 
+class DeskFailed(OSError):
+    """Whether an operator wants a stop could not be read. No TimeoutError, and no failure of a step that asks."""
+
+
 class Desk:
     """The folder. Calls raise OSError, also when the disk does not answer in time."""
 
@@ -35,8 +39,11 @@ class Desk:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def stopped(self) -> bool:
-        """Whether an operator wants no step to begin."""
-        return await self._do(self.stop_file.exists)
+        """Whether an operator wants no step to begin. Raises DeskFailed."""
+        try:
+            return await self._do(self.stop_file.exists)
+        except OSError as error:
+            raise DeskFailed(error.errno, error.strerror, str(self.stop_file)) from error
 
     async def stop_says(self) -> str:
         """That, and who said so, in words."""

@@ -11,13 +11,13 @@ an event in the future counts as just now, so that a clock that jumps back makes
 import os
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from closeranks.watch.recover_state import Action, Plan, Restart, Result
+from closeranks.watch.recover_state import Action, Plan, Restart, Result, lying
 
 KEPT = 2000
 """Lines that are kept when a journal is opened; older ones go, with everything that is over."""
@@ -70,6 +70,15 @@ class Open(msgspec.Struct, frozen=True):
     ladder: Plan
     results: dict[int, Result]
     planned: Entry
+    last: Entry
+    """The newest word on it."""
+    begun: frozenset[int] = frozenset()
+    """Steps that were begun, whatever became of them."""
+
+    @property
+    def down(self) -> str:
+        """As the function of that name, of what is written down."""
+        return down(self.ladder, self.results)
 
 
 class Journal:
@@ -172,7 +181,14 @@ def unfinished(entries: Sequence[Entry]) -> Open | None:
     if any(e.event == "over" for e in own):
         return None
     results: dict[int, Result] = {e.step: e.event for e in own if e.event == "done" or e.event == "failed"}
-    return Open(planned.plan, planned.ladder, results, planned)
+    begun = frozenset(e.step for e in own if e.event == "begin")
+    return Open(planned.plan, planned.ladder, results, planned, own[-1], begun)
+
+
+def down(ladder: Plan, results: Mapping[int, Result]) -> str:
+    """What a plan leaves lying, in words; empty if nothing."""
+    engines = ", ".join(lying(ladder, results))
+    return f"; ended and not started: {engines}" if engines else ""
 
 
 def episodes(entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:

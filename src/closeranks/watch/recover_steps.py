@@ -76,6 +76,11 @@ class Hands:
             case "admit":
                 return await self._admit(action, last)
 
+    async def still_runs(self, action: Action) -> bool:
+        """Whether the life that an `end` was to end runs. Raises PlatformError where that is not known."""
+        target = self._facts.targets[action.engine]
+        return await asyncio.to_thread(self._platform(action).is_running, target)
+
     async def _until_ready(self, action: Action) -> str:
         until = time.monotonic() + action.deadline_s
         platform, target = self._platform(action), self._facts.targets[action.engine]
