@@ -451,6 +451,21 @@ def test_a_full_disk_stops_before_anything_is_done(tmp_path: Path, monkeypatch: 
     assert outcome.status == "stopped"
     assert "No space left" in outcome.says
     assert not world.done
+    assert not list(tmp_path.glob("*.facts")), "secrets of a plan that there is not"
+
+
+def test_secrets_of_plans_that_there_are_not_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".facts"):
+            raise OSError(28, "No space left on device")
+
+    world = World()
+    (tmp_path / "left.facts").write_text("{}")  # by an executor that was killed before its plan was written down
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert recover(world, tmp_path).status == "stopped"
+    assert not list(tmp_path.glob("*.facts"))
+    assert recover(world, tmp_path).status == "recovered"
 
 
 def test_a_disk_that_fills_in_the_middle_stops_it_there_and_it_goes_on_when_there_is_room(

@@ -144,7 +144,11 @@ class Recovery:
                     name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
                     await self._desk.keep(name, facts)
                     planned = Entry(at=self._clock(), plan=name, event="planned", ladder=made)
-                    await journal.append(planned)
+                    try:
+                        await journal.append(planned)
+                    except OSError:
+                        await self._desk.forget(name)
+                        raise
                     return await self._carry_out(
                         self._run(journal, Open(name, made, {}, planned, planned)), facts, wire
                     )

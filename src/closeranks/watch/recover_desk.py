@@ -72,15 +72,23 @@ class Desk:
                 await closing
 
     async def keep(self, name: str, facts: Facts) -> None:
-        """What the plan of that name needs, until `forget`."""
+        """What the plan of that name needs, until `forget`. It holds secrets: what is left of plans before it goes, and
+        so does its own where it could not be written whole. Under the lock, while no plan is open."""
         # The standard encoder: a variable of an environment need not be UTF-8, and must come back as it was.
         data = json.dumps(msgspec.to_builtins(facts)).encode()
 
         def write() -> None:
-            with open(os.open(self._facts_file(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            path = self._facts_file(name)
+            for old in self.folder.glob("*.facts"):
+                old.unlink()
+            try:
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
 
         await self._do(write)
 
