@@ -43,8 +43,8 @@ class Recovery:
         self.waited = True
         return True
 
-    def remember(self, engines: Sequence[EngineSeen]) -> None:
-        pass
+    def remember(self, engines: Sequence[EngineSeen]) -> list[str]:
+        return []
 
     def knows(self, name: str) -> bool:
         return name != "stranger"
@@ -99,8 +99,57 @@ def test_each_incident_ends_with_a_plan_that_ran_or_cannot(incidents: list[str],
         return recovery, told
 
     recovery, told = asyncio.run(main())
-    assert told == outcomes
+    assert told == [o for n, o in enumerate(outcomes) if o not in outcomes[:n]], "each answer is told once"
     assert recovery.outcomes == []
+
+
+def test_an_engine_that_is_confirmed_again_and_again_is_seen_to_once() -> None:
+    """Each confirmation would live on through a cool-down of its own, and say each of its seconds."""
+
+    async def main() -> tuple[int, list[str], int]:
+        watch, told, over = Watch("decode"), list[str](), asyncio.Event()
+        waits = [Outcome(status="refused", says=f"restarted {n} s ago, of 300 s", wait_s=0.01) for n in range(3)]
+        recovery = Recovery(watch, *waits, RECOVERED)
+
+        def tell(case: Case | None, outcome: Outcome) -> None:
+            told.append(outcome.status)
+            if outcome is RECOVERED:
+                over.set()
+
+        actor = Actor(recovery, watch, tell, window_s=0.0, gather_s=0.0)  # type: ignore[arg-type]
+        for _ in range(5):
+            await actor.on_incident(Incident("decode", 0.0, ()))
+        chains = len(actor._tasks)
+        await asyncio.wait_for(over.wait(), 20)
+        while actor._tasks:
+            await asyncio.wait(actor._tasks)
+        return chains, told, len(recovery.cases)
+
+    assert asyncio.run(main()) == (1, ["refused", "recovered"], 4)
+
+
+def test_no_plan_is_begun_by_a_watch_that_ends() -> None:
+    async def main() -> list[Case]:
+        watch, may_end = Watch("decode", "prefill"), asyncio.Event()
+        recovery = Recovery(watch)
+
+        async def settled() -> bool:
+            await may_end.wait()
+            return True
+
+        recovery.settled = settled  # type: ignore[method-assign]
+        actor = Actor(recovery, watch, window_s=0.0, gather_s=0.0)  # type: ignore[arg-type]
+        await actor.on_incident(Incident("decode", 0.0, ()))
+        closing = asyncio.create_task(actor.close())
+        await asyncio.sleep(0)
+        await actor.on_incident(Incident("prefill", 0.0, ()))
+        while actor._tasks:
+            await asyncio.wait(actor._tasks)
+        may_end.set()
+        await closing
+        return recovery.cases
+
+    assert asyncio.run(main()) == []
 
 
 @pytest.mark.parametrize(("ago_s", "gather_s"), [(5000.0, 3600.0), (-1e6, 0.01)])
@@ -163,27 +212,35 @@ def test_an_engine_of_which_nothing_is_left_is_started_on_proof_only(engine: str
 
 
 def test_a_plan_that_was_left_open_is_gone_on_with_whatever_is_held_of_its_engine() -> None:
-    """The engine is gone by recovery's own doing: nothing of it is seen, and nothing that proves a death."""
+    """The engine is gone by recovery's own doing: nothing of it is seen, and nothing that proves a death. And one that
+    was left by hand, with no incident of ours, is gone on with, too."""
 
-    async def main() -> tuple[list[Case], list[Outcome]]:
-        watch, told = Watch("decode"), list[Outcome]()
+    async def main() -> tuple[list[Case], list[str]]:
+        watch, told, over = Watch("decode"), list[str](), asyncio.Event()
         lies = Outcome(status="failed", says="ended and not started: decode", wait_s=0.01)
+        by_hand = Outcome(status="recovered", says="left by hand")
         recovery = Recovery(watch, lies)
-        recovery.left = [lies, lies, RECOVERED]
 
         def tell(case: Case | None, outcome: Outcome) -> None:
-            told.append(outcome)
+            told.append(outcome.says)
             watch.phases["decode"] = "healthy" if outcome is RECOVERED else "blind"
+            if outcome is lies:
+                recovery.left = [lies, BUSY, lies, RECOVERED]
+            if outcome is RECOVERED:
+                recovery.left = [by_hand]
+            if outcome is by_hand:
+                over.set()
 
-        actor = Actor(recovery, watch, tell, window_s=0.0, gather_s=0.0)  # type: ignore[arg-type]
+        actor = Actor(recovery, watch, tell, window_s=0.0, gather_s=0.0, go_on_s=0.01)  # type: ignore[arg-type]
+        await actor.begin()
         await actor.on_incident(Incident("decode", 0.0, ()))
-        while actor._tasks:
-            await asyncio.wait(actor._tasks)
+        await asyncio.wait_for(over.wait(), 20)
+        await actor.close()
         return recovery.cases, told
 
     cases, told = asyncio.run(main())
     assert len(cases) == 1
-    assert [o.status for o in told] == ["failed", "recovered"], "each answer is told once"
+    assert told == ["ended and not started: decode", "", "left by hand"], "each answer is told once"
 
 
 def test_an_engine_that_moves_again_is_left_alone() -> None:

@@ -162,6 +162,8 @@ class Recovery:
     async def resume(self) -> Outcome | None:
         """Go on with a plan that an earlier process left, or close it when it is too old; None: there is none."""
         try:
+            if unfinished(await self._desk.read()) is None:  # without the lock, which whoever begins one now needs
+                return None
             async with self._desk.alone() as journal:
                 left = unfinished(journal.entries)
                 return None if left is None else await self._go_on(journal, left)

@@ -5,10 +5,11 @@
     watch.on_incident = actor.on_incident
     await actor.close()
 
-`begin` goes on with what an earlier process left half done.
+`begin` goes on with what was left half done, now and later, by whomever.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Protocol
@@ -19,7 +20,7 @@ from closeranks.supervise.platforms import ends_with_us
 from closeranks.watch.incident import Incident
 from closeranks.watch.procfs import main_thread
 from closeranks.watch.recover import Recovery
-from closeranks.watch.recover_run import Outcome
+from closeranks.watch.recover_run import GO_ON_S, Outcome
 from closeranks.watch.recover_state import Case, Loop
 from closeranks.watch.recover_units import to_blame
 from closeranks.watch.snapshot import EngineSeen, Snapshot, State
@@ -33,6 +34,8 @@ BUSY_S = 10.0
 """Between two tries while another process acts: it may be killed before it has come to its end."""
 REMEMBER_S = 10.0
 """Between two looks at how engines were started."""
+
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 log = structlog.get_logger()
 
@@ -57,9 +60,15 @@ class Actor:
         window_s: float = WINDOW_S,
         gather_s: float = GATHER_S,
         busy_s: float = BUSY_S,
+        go_on_s: float = GO_ON_S,
     ) -> None:
         self._recovery, self._watch, self._told = recovery, watch, told
         self._window_s, self._gather_s, self._busy_s = window_s, gather_s, busy_s
+        self._go_on_s, self._ending = go_on_s, False
+        self._newest: dict[str, Incident] = {}
+        """Of the engines that are seen to now."""
+        self._said = ""
+        """The last answer about a plan that is open."""
         self._one = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -69,12 +78,19 @@ class Actor:
         self._do(self._remember())
 
     async def on_incident(self, found: Incident) -> None:
-        """Recover from it, in the background: bundles of other engines must not wait for that."""
-        self._do(self._recover(found))
+        """Recover from it, in the background: bundles of other engines must not wait for that. Of an engine that is
+        seen to already, only the newest word is kept."""
+        if self._ending:
+            return
+        seen_to = found.engine in self._newest
+        self._newest[found.engine] = found
+        if not seen_to:
+            self._do(self._see_to(found.engine))
 
     async def close(self) -> None:
-        """Give up what runs, once what a recovery has ended is started, or that takes too long. It stays as its journal
-        has it, and is gone on with at the next `begin`."""
+        """From now on no plan is begun. Give up what runs, once what a recovery has ended is started, or that takes too
+        long. It stays as its journal has it, and is gone on with at the next `begin`."""
+        self._ending = True
         await self._recovery.settled()
         for task in self._tasks:
             task.cancel()
@@ -92,20 +108,18 @@ class Actor:
             log.error("recovery failed", error=says)
             self._told(None, Outcome(status="failed", says=says))
 
-    async def _resume(self, after_s: float = 0.0, said: str = "") -> None:
-        """Until no plan is left open."""
-        await asyncio.sleep(after_s)
-        async with self._one:
-            outcome = await self._go_on(said)
-        if outcome is not None and outcome.wait_s is not None:
-            self._do(self._resume(outcome.wait_s, outcome.says))
-
-    async def _go_on(self, said: str) -> Outcome | None:
-        """With a plan that is open; the same answer, `said`, is told once."""
-        outcome = await self._recovery.resume()
-        if outcome is not None and outcome.says != said:
-            self._told(None, outcome)
-        return outcome
+    async def _resume(self) -> None:
+        """A plan that is left open, by an earlier process, by us or by hand, is gone on with as long as we live. The
+        same answer is told once."""
+        while not self._ending:
+            async with self._one:
+                outcome = None if self._ending else await self._recovery.resume()
+            if outcome is None:
+                self._said = ""
+            elif outcome.status != "busy" and _gist(outcome) != self._said:
+                self._said = _gist(outcome)
+                self._told(None, outcome)
+            await asyncio.sleep(self._go_on_s)
 
     async def _remember(self) -> None:
         if but := await asyncio.to_thread(ends_with_us):
@@ -115,39 +129,58 @@ class Actor:
                 log.info("how it is started is known", engine=name)
             await asyncio.sleep(REMEMBER_S)
 
-    async def _recover(self, found: Incident, after_s: float = 0.0, said: str = "") -> None:
+    async def _see_to(self, engine: str) -> None:
         """One plan, unless another one has brought the engine back. One that is refused for a while (cool-down,
-        ceiling, another process acts, a full disk) is tried again after it; the same answer, `said`, is told once."""
-        await asyncio.sleep(after_s)
-        async with self._one:
-            if said and (left := await self._go_on(said)) is not None and left.wait_s is not None:
-                self._do(self._recover(found, left.wait_s, left.says))  # whatever the watch holds of it by then
-                return
-            if not self._confirmed(found.engine):
-                log.info("engine is confirmed no longer", engine=found.engine)
-                return
-            since_s = max(0.0, time.time() - found.began)  # evidence and verdict have mostly taken longer by now
-            await asyncio.sleep(max(0.0, self._gather_s - since_s))
-            engines, states = self._watch.snapshot.engines, self._watch.states
-            seen = {e.name for e in engines}
-            gone = {n for n, state in states.items() if n not in seen and state.proof and self._recovery.knows(n)}
-            if found.engine not in seen | gone:
-                self._told(None, Outcome(status="refused", says=f"{found.engine}: {self._why_not(found.engine)}"))
-                return
-            blamed = {name for name in seen | gone if self._confirmed(name)} | {found.engine}
-            names = sorted(blamed)
-            case = Case(
-                blamed=await asyncio.to_thread(to_blame, names, engines, states),
-                verdict=found.verdict.cls,
-                certainty=found.verdict.certainty,
-                summary=found.verdict.summary,
-            )
-            outcome = await self._recovery.recover(case, engines, await loops_of(engines, self._window_s))
-            if outcome.status not in ("busy", "stopped") or outcome.says != said:
-                self._told(case, outcome)
-            wait_s = self._busy_s if outcome.status == "busy" and outcome.wait_s is None else outcome.wait_s
-            if wait_s is not None:
-                self._do(self._recover(found, wait_s, outcome.says))
+        ceiling, another process acts, a full disk) is tried again after it; the same answer is told once."""
+        said = ""
+        try:
+            while True:
+                found = self._newest[engine]
+                async with self._one:
+                    outcome = await self._recover(found, said)
+                wait_s = outcome.wait_s if outcome is not None else None
+                if outcome is not None and outcome.status == "busy" and wait_s is None:
+                    wait_s = self._busy_s
+                if wait_s is None and self._newest[engine] is found:
+                    return
+                said = _gist(outcome) if outcome is not None else ""
+                await asyncio.sleep(wait_s or 0.0)
+        finally:
+            del self._newest[engine]
+
+    async def _recover(self, found: Incident, said: str) -> Outcome | None:
+        """None: there is nothing to do any more."""
+        if self._ending:
+            return None
+        if not self._confirmed(found.engine):
+            log.info("engine is confirmed no longer", engine=found.engine)
+            return None
+        since_s = max(0.0, time.time() - found.began)  # evidence and verdict have mostly taken longer by now
+        await asyncio.sleep(max(0.0, self._gather_s - since_s))
+        engines, states = self._watch.snapshot.engines, self._watch.states
+        seen = {e.name for e in engines}
+        gone = {n for n, state in states.items() if n not in seen and state.proof and self._recovery.knows(n)}
+        if found.engine not in seen | gone:
+            outcome = Outcome(status="refused", says=f"{found.engine}: {self._why_not(found.engine)}")
+            self._told(None, outcome)
+            return outcome
+        blamed = {name for name in seen | gone if self._confirmed(name)} | {found.engine}
+        names = sorted(blamed)
+        case = Case(
+            blamed=await asyncio.to_thread(to_blame, names, engines, states),
+            verdict=found.verdict.cls,
+            certainty=found.verdict.certainty,
+            summary=found.verdict.summary,
+        )
+        loops = await loops_of(engines, self._window_s)
+        if self._ending:
+            return None
+        outcome = await self._recovery.recover(case, engines, loops)
+        if outcome.status == "recovered" or _gist(outcome) != said:
+            self._told(case, outcome)
+        if outcome.wait_s is not None:
+            self._said = _gist(outcome)  # of a plan that is left open
+        return outcome
 
     def _why_not(self, engine: str) -> str:
         """Why an engine of which nothing is left is not started."""
@@ -158,6 +191,11 @@ class Actor:
     def _confirmed(self, engine: str) -> bool:
         state = self._watch.states.get(engine)
         return state is not None and state.phase == "confirmed"
+
+
+def _gist(outcome: Outcome) -> str:
+    """What it says without its numbers: a cool-down's seconds change, and are no news."""
+    return _NUMBER.sub("", f"{outcome.status} {outcome.says}")
 
 
 async def loops_of(engines: Sequence[EngineSeen], window_s: float = WINDOW_S) -> Mapping[str, Loop]:
