@@ -81,13 +81,13 @@ def test_who_ran_it_is_remembered_too(start: Start, monkeypatch: pytest.MonkeyPa
     child, engine = start()
     here = child.pid
     monkeypatch.setattr(
-        recover_survey, "platform_of", lambda pid: ("systemd", "e.service") if pid == here else ("plain", "")
+        recover_survey, "platform_of", lambda pid, folder: ("systemd", "e.service") if pid == here else ("plain", "")
     )
     one = survey()
     one.remember((engine,))
     child.kill()
     child.wait()
-    monkeypatch.setattr(recover_survey, "platform_of", lambda pid: ("plain", ""))
+    monkeypatch.setattr(recover_survey, "platform_of", lambda pid, folder: ("plain", ""))
     asked = list[tuple[str, str]]()
 
     class Systemd:

@@ -113,6 +113,7 @@ class Afterwards:
         self._recovery, self._as_json = recovery, as_json
         self._notifier = Notifier(webhooks, commands)
         self._actor: Any = None
+        self._ending: asyncio.Task[None] | None = None
 
     async def begin(self, watch: Any) -> None:
         """From now on, for this watch."""
@@ -123,10 +124,16 @@ class Afterwards:
             await self._actor.begin()
         watch.on_incident = self._incident
 
+    def end(self) -> None:
+        """Stop acting, in the background: the watch takes its own time to end, and both have one deadline."""
+        if self._actor is not None and self._ending is None:
+            self._ending = asyncio.create_task(self._actor.close())
+
     async def close(self) -> None:
         """Stop acting, deliver what is to be told."""
-        if self._actor is not None:
-            await self._actor.close()
+        self.end()
+        if self._ending is not None:
+            await self._ending
         await self._notifier.close()
 
     async def _incident(self, found: Any) -> None:
@@ -171,8 +178,10 @@ async def _watch(settings: Settings, as_json: bool, after: Afterwards) -> int:
     await after.begin(watch)
     looking = asyncio.create_task(watch.run(stop))
     alone = asyncio.create_task(_nothing_to_see(watch, settings.wait_s, settings.interval))
+    told = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({looking, alone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({looking, alone, told}, return_when=asyncio.FIRST_COMPLETED)
+        after.end()
         if alone.done() and not stop.is_set():
             stop.set()
             await looking
@@ -182,6 +191,7 @@ async def _watch(settings: Settings, as_json: bool, after: Afterwards) -> int:
         return 0
     finally:
         alone.cancel()
+        told.cancel()
         await after.close()
         if runner is not None:
             await runner.cleanup()

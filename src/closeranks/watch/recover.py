@@ -84,7 +84,7 @@ class Recovery:
         clock: Callable[[], Now] = Now.read,
     ) -> None:
         self.folder, self.policy, self._desk = folder, policy, Desk(folder)
-        self._survey = Survey(policy, choices or {}, platforms)
+        self._survey = Survey(policy, choices or {}, platforms, folder)
         self._platforms, self._clock, self._show = platforms, clock, show
         self._wire = wire or (lambda: Wire(policy.router, policy.router_key))
         self._settled = asyncio.Event()

@@ -6,6 +6,7 @@ Reads only. `remember` must have been called while a launcher lived for an engin
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -70,10 +71,16 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survey:
-    """Looks at units (`recover_units`). `platforms` gives the platform of a name."""
+    """Looks at units (`recover_units`). `platforms` gives the platform of a name, `folder` is recovery's own."""
 
-    def __init__(self, policy: Policy, choices: Mapping[str, Choice], platforms: Callable[[str], Platform]) -> None:
-        self._policy, self._choices, self._platforms = policy, choices, platforms
+    def __init__(
+        self,
+        policy: Policy,
+        choices: Mapping[str, Choice],
+        platforms: Callable[[str], Platform],
+        folder: Path | None = None,
+    ) -> None:
+        self._policy, self._choices, self._platforms, self._folder = policy, choices, platforms, folder
         self._remembered: dict[str, Remembered] = {}
         self._services: dict[str, str] = {}
 
@@ -90,7 +97,7 @@ class Survey:
                 self._remembered[unit.name] = msgspec.structs.replace(old, unit=unit)
                 continue
             with contextlib.suppress(OSError, PlatformError):  # it shows as an obstacle when a plan is made
-                name, place = platform_of(head.pid)
+                name, place = platform_of(head.pid, self._folder)
                 self._remembered[unit.name] = Remembered(unit, read_launch(head.pid), name, place)
                 new.append(unit.name)
         return new
@@ -161,7 +168,7 @@ class Survey:
         choice = self._choices.get(unit.name, Choice())
         head = unit.launcher or (unit.procs[0] if unit.procs else None)
         remembered = self._remembered.get(unit.name)
-        name, place = platform_of(head.pid if head else 0)
+        name, place = platform_of(head.pid if head else 0, self._folder)
         if remembered is not None and not (head and processes.lives(Process(head.pid, head.start_time))):
             name, place = remembered.platform, remembered.place  # a process that is gone is in no cgroup
         if choice.platform:

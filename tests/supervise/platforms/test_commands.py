@@ -273,12 +273,21 @@ def test_what_is_started_from_a_unit_may_end_with_it(
     assert bool(ends_with_us(Recorded(show=[Ran(0, f"KillMode={mode}\n", "")]))) == ends
 
 
-def test_an_engine_that_the_watch_started_in_its_own_unit_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That unit would be stopped for it, and with it the watch."""
+def test_an_engine_that_the_watch_started_in_its_own_unit_is_plain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That unit would be stopped for it, and with it the watch. Another one that shares it may be supervisord's, who
+    starts it again: started by us, too, it would run twice."""
     other = "0::/system.slice/sglang-decode.service\n"
     monkeypatch.setattr(detect, "_cgroup", lambda pid: other if pid == 1 else WATCH)
-    assert platform_of(4711) == ("plain", "")
-    assert platform_of(1) == ("systemd", "sglang-decode.service")
+    (line,) = processes.known([os.getppid()])
+    (tmp_path / "plan.decode.taken").write_text(f"{line.pid} {line.start}\n")
+    (tmp_path / "plan.gone.taken").write_text(f"{line.pid} {line.start - 1}\n")
+    (tmp_path / "plan.torn.taken").write_text("")
+    assert platform_of(os.getpid(), tmp_path) == ("plain", "")
+    assert platform_of(4711, tmp_path) == ("systemd", "closeranks-watch.service")
+    assert platform_of(os.getpid(), tmp_path / "other") == ("systemd", "closeranks-watch.service")
+    assert platform_of(1, tmp_path) == ("systemd", "sglang-decode.service")
 
 
 def test_a_process_that_is_gone_has_no_platform() -> None:

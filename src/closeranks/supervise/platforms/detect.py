@@ -4,10 +4,11 @@ import os
 import re
 from pathlib import Path
 
+from closeranks.supervise.platforms import processes
 from closeranks.supervise.platforms.base import Platform, PlatformError, Runner, run
 from closeranks.supervise.platforms.docker import Docker
 from closeranks.supervise.platforms.kubernetes import Kubernetes
-from closeranks.supervise.platforms.plain import Plain
+from closeranks.supervise.platforms.plain import Plain, started
 from closeranks.supervise.platforms.supervised import Supervised
 from closeranks.supervise.platforms.systemd import Systemd
 
@@ -34,15 +35,18 @@ def platform_named(name: str) -> Platform:
     return made[name]
 
 
-def platform_of(pid: int) -> tuple[str, str]:
+def platform_of(pid: int, folder: Path | None = None) -> tuple[str, str]:
     """(name of the platform, unit or container) of a process. ("plain", "") where no manager is seen.
 
     In a container, the outer manager is not visible from within: what is found is what this pid namespace shows. What
-    shares our own unit was started from here: it is plain, and the unit is not its.
+    recovery with this `folder` started from our own unit is plain, and the unit is not its; what else shares that unit
+    may have somebody who starts it again (supervisord runs both).
     """
     name, unit = from_cgroup(_cgroup(pid))
-    if name.startswith("systemd") and (name, unit) == from_cgroup(_cgroup(os.getpid())):
-        return "plain", ""
+    if folder and name.startswith("systemd") and (name, unit) == from_cgroup(_cgroup(os.getpid())):
+        above = processes.ancestors(pid)
+        if any(process.pid in above for process in started(folder)):
+            return "plain", ""
     return name, unit
 
 

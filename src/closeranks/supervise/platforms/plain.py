@@ -114,6 +114,12 @@ class Plain:
         return tuple(shlex.split(redact(shlex.join(target.launch.argv))))
 
 
+def started(folder: Path) -> list[Process]:
+    """What `start` has started with this folder and lives."""
+    found = (_holder(taken) for taken in folder.glob("*.taken"))
+    return [process for process in found if process is not None and processes.lives(process)]
+
+
 def _holder(taken: Path) -> Process | None:
     """Who took the token; None: nobody yet, or it was cut short before its number was written."""
     try:
