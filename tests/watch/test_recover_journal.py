@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from closeranks.watch import recover_journal
 from closeranks.watch.recover_journal import (
     KEPT,
     Entry,
@@ -160,13 +161,36 @@ def test_a_long_journal_is_shortened(tmp_path: Path) -> None:
     journal = Journal(path)
     journal.open()
     journal.close()
-    from closeranks.watch import recover_journal
-
     path.write_bytes(recover_journal._line(entry) * (KEPT + 5))
     journal.open()
     journal.close()
     assert len(read(path)) == KEPT
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_plan_that_is_tried_for_days_is_not_forgotten(tmp_path: Path) -> None:
+    assert isinstance(LADDER, Plan)
+    path = tmp_path / "journal"
+    start = next(n for n, a in enumerate(LADDER.actions) if a.kind == "start")
+    ends = [n for n, a in enumerate(LADDER.actions) if a.kind == "end"]
+    made = [Entry(at=NOW, plan="p", event="planned", ladder=LADDER)]
+    made += [Entry(at=NOW, plan="p", event=e, step=n) for n in ends for e in ("begin", "done")]  # type: ignore[arg-type]
+    for _ in range(KEPT):
+        made += [Entry(at=NOW, plan="p", event=e, step=start) for e in ("begin", "failed")]  # type: ignore[arg-type]
+    before = unfinished(made)
+    path.write_bytes(b"".join(recover_journal._line(entry) for entry in made))
+    journal = Journal(path)
+    journal.open()
+    journal.close()
+    assert len(journal.entries) == KEPT + 1 + 2 * len(ends)
+    assert unfinished(read(path)) == before
+    assert before is not None
+    assert before.down
+    over = Entry(at=NOW, plan="p", event="over")
+    path.write_bytes(b"".join(recover_journal._line(entry) for entry in [*made, over]))
+    journal.open()
+    journal.close()
+    assert len(journal.entries) == KEPT
 
 
 def test_ages_by_the_clock_that_nobody_sets(tmp_path: Path) -> None:

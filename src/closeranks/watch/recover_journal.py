@@ -20,7 +20,7 @@ import msgspec
 from closeranks.watch.recover_state import Action, Plan, Restart, Result, lying
 
 KEPT = 2000
-"""Lines that are kept when a journal is opened; older ones go, with everything that is over."""
+"""Lines that are kept when a journal is opened; older ones go, but for what an open plan needs."""
 
 
 class JournalDamaged(RuntimeError):
@@ -95,7 +95,7 @@ class Journal:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lines = _sound(self.path)
         if len(lines) > KEPT:
-            lines = lines[-KEPT:]
+            lines = _kept(lines)
             self._rewrite([line for line, _ in lines])
         self.entries = [entry for _, entry in lines]
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -135,6 +135,16 @@ class Journal:
 def read(path: Path) -> list[Entry]:
     """The events of a journal, oldest first; none if there is no file. Raises JournalDamaged."""
     return [entry for _, entry in _sound(path)]
+
+
+def _kept(lines: list[tuple[bytes, Entry]]) -> list[tuple[bytes, Entry]]:
+    """The newest, and of a plan that is open all that `unfinished` reads: what it has ended may be tried to be started
+    for days, and the plan itself and its ends stand at the beginning of that."""
+    newest = set(range(len(lines) - KEPT, len(lines)))
+    if (left := unfinished([entry for _, entry in lines])) is not None:
+        own = {(entry.event, entry.step): n for n, (_, entry) in enumerate(lines) if entry.plan == left.plan}
+        newest |= set(own.values())
+    return [lines[n] for n in sorted(newest)]
 
 
 def _sound(path: Path) -> list[tuple[bytes, Entry]]:
