@@ -35,13 +35,16 @@ class Ledger:
         """Attempts that run alone."""
         self.named: set[int] = set()
         """Requests that the message at hand charges."""
+        self.acquitted: set[int] = set()
+        """Requests whose charges the message at hand explains."""
         self.unmoved: dict[int, tuple[Any, ...]] = {}
         """Request of which the message at hand brings only words of other attempts -> how it stands."""
 
     def submitted(self, submit: Submit) -> None:
         """An attempt begins; `alone` from the second charge on."""
         charges = self.charges[submit.room.id]
-        if submit.alone != (len(charges) >= ALONE_AFTER and any(charges)):
+        said_before = submit.alone and submit.room.id in self.acquitted  # its end stood before the culprit's
+        if submit.alone != (len(charges) >= ALONE_AFTER and any(charges)) and not said_before:
             raise Violation(f"{submit.room}: charged for {charges}, alone {submit.alone}")
         if submit.alone:
             self.alone.add(submit.room)
@@ -85,10 +88,12 @@ class Ledger:
                 self.charges[number] = [None if life in did else life for life in charges]
                 if self.charges[number] != charges:
                     self.named.add(number)
+                    self.acquitted.add(number)
                     self.unmoved.pop(number, None)
 
     def after(self) -> None:
         """The table has heard it."""
+        self.acquitted.clear()
         for number, was in self.unmoved.items():
             request = self.table.open.get(number)
             now = standing(request) if request is not None else None
