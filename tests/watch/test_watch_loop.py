@@ -206,6 +206,38 @@ def test_a_confirmed_engine_gets_one_bundle_and_the_caller_is_told(tmp_path: Pat
     assert json.loads((next(tmp_path.iterdir()) / "manifest.json").read_text())["engine"] == NAME
 
 
+def test_a_verdict_holds_for_its_ground_and_not_where_nothing_follows_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that was slow a minute ago may stand still now, with nothing kept that shows it."""
+    unheard = State(NAME, "confirmed", (Evidence("probe", None, "unheard (3 of 3) for 12.5 s"),), 0.0)
+    longer = State(NAME, "confirmed", (Evidence("probe", None, "unheard (4 of 4) for 31 s"),), 0.0)
+    stands = State(NAME, "confirmed", (Evidence("proc", "TP1", "stands for 11 s"),), 0.0)
+    verdicts = iter(["NOT_HUNG_SLOW_OR_CAPACITY", "NOT_HUNG_SLOW_OR_CAPACITY", "DEAD_PEER", "KV_TRANSFER"])
+    told: list[Incident] = []
+
+    async def go() -> None:
+        watch = Watch(Settings(bundle_dir=str(tmp_path)))
+        watch.on_change = lambda old, state: None
+
+        async def keep(state: State, *_: object) -> Incident:
+            return Incident(state.engine, 0.0, (), verdict=Judged(next(verdicts), "likely", ""))
+
+        async def hear(found: Incident) -> None:
+            told.append(found)
+
+        monkeypatch.setattr(watch.keeper, "keep", keep)
+        watch.on_incident = hear
+        for state in (unheard, longer, longer, unheard, stands, stands):
+            watch._changed(None, state)
+        await watch.close(500)
+
+    asyncio.run(go())
+    slow = "NOT_HUNG_SLOW_OR_CAPACITY"
+    assert [x.verdict.cls for x in told] == [slow, slow, "DEAD_PEER", "DEAD_PEER", "KV_TRANSFER", "KV_TRANSFER"]
+    assert [x.news for x in told] == [True, False, True, False, True, False]
+
+
 def test_the_log_of_an_engine_that_is_gone_as_a_whole_is_in_its_bundle(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text("[x] Subprocess scheduler_1 (pid=7) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n")

@@ -139,7 +139,8 @@ class Afterwards:
     async def _incident(self, found: Any) -> None:
         said = {"event": "incident", **_incident(found)}
         _say(self._as_json, said)
-        self._notifier.send(said)
+        if found.news:
+            self._notifier.send(said)
         if self._actor is not None:
             await self._actor.on_incident(found)
 

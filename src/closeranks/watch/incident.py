@@ -64,6 +64,8 @@ class Incident(msgspec.Struct, frozen=True):
     verdict_s: float = 0.0
     verdict: judging.Judged = judging.NONE
     notes: tuple[str, ...] = ()
+    news: bool = True
+    """False where the same has been told of this engine a moment before."""
 
 
 def reasons(state: State) -> tuple[str, ...]:

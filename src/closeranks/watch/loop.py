@@ -5,6 +5,7 @@ takes what has arrived. What a change of state leads to (`on_change`, `on_incide
 """
 
 import asyncio
+import re
 import resource
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -19,6 +20,7 @@ from closeranks.watch.aside import Aside
 from closeranks.watch.discover import Finder
 from closeranks.watch.incident import Incident, Keeper, reasons
 from closeranks.watch.limits import DEFAULT, Limits
+from closeranks.watch.recover_state import NOT_OURS
 from closeranks.watch.server import Told
 from closeranks.watch.settings import Settings
 from closeranks.watch.signals import Reader, Readings, stacks
@@ -38,7 +40,8 @@ FIND_LIMIT_S = 15.0
 AGAIN_S = 20.0
 """Between two pairs of dumps under one suspicion."""
 INCIDENT_S = 120.0
-"""An engine that is confirmed again so soon, in the same life and on the same ground, gets no new bundle."""
+"""An engine that is confirmed again so soon, in the same life and on the same ground, is told of once, and gets no new
+bundle unless nothing would be done by the verdict of the first."""
 AGAIN = "confirmed again in the same life: evidence and verdict are those of the time before"
 CLOSE_S = LONGEST_S + 15.0
 """What was begun for an incident has so long to be finished when the watch ends."""
@@ -47,11 +50,9 @@ HTTP_S = 2.5
 
 
 class Kept(msgspec.Struct):
-    """What was kept of an engine's newest confirmation. `ground`: whether a proof, and the class of its signs."""
+    """What was kept of a confirmation. `at`: monotonic seconds."""
 
     at: float
-    life: object
-    ground: tuple[bool, str]
     incident: Incident | None = None
 
 
@@ -114,7 +115,8 @@ class Watch:
         self._engines: tuple[EngineSeen, ...] = ()
         self._find_trouble = ""
         self._busy: set[asyncio.Task[None]] = set()
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[object, Kept] = {}
+        """By engine, its life, and the ground of the confirmation."""
         self._one_incident = asyncio.Lock()
 
     @property
@@ -208,11 +210,9 @@ class Watch:
         if state.phase != "confirmed":
             return
         self.confirmations[state.engine] = self.confirmations.get(state.engine, 0) + 1
-        now, life, ground = time.monotonic(), self._life(state.engine), (state.proof, state.cls)
-        kept = self._kept.get(state.engine)
-        if kept is None or now - kept.at >= INCIDENT_S or (kept.life, kept.ground) != (life, ground):
-            kept = self._kept[state.engine] = Kept(now, life, ground)
-        self._work(self._incident(state, kept))
+        now, key = time.monotonic(), (state.engine, self._life(state.engine), _ground(state))
+        self._kept = {key: kept for key, kept in self._kept.items() if now - kept.at < INCIDENT_S}
+        self._work(self._incident(state, self._kept.setdefault(key, Kept(now))))
 
     def _life(self, name: str) -> object:
         """What tells this life of an engine from the next; None when it is not among the processes."""
@@ -233,15 +233,20 @@ class Watch:
 
     async def _incident(self, state: State, kept: Kept) -> None:
         """Evidence of one after the other: two at a time would dump the same processes. Who acts is told each time: the
-        engine may have moved before anything was done about the confirmation before."""
+        engine may have moved before anything was done about the confirmation before. A verdict after which nothing is
+        done is not used again: the engine has wedged again since, and what shows that may only be there now."""
         async with self._one_incident:
-            if kept.incident is None:
-                kept.incident = incident = await self._evidence(state)
+            known = kept.incident
+            if known is None or known.verdict.cls in NOT_OURS:
+                incident = await self._evidence(state)
+                if known is not None:
+                    incident = msgspec.structs.replace(incident, news=incident.verdict.cls != known.verdict.cls)
+                kept.incident = incident
             else:
                 log.warning(AGAIN, engine=state.engine)
-                notes = (*kept.incident.notes, AGAIN)
+                notes, began = (*known.notes, AGAIN), time.time()
                 incident = msgspec.structs.replace(
-                    kept.incident, began=time.time(), why=reasons(state), bundle_s=0.0, verdict_s=0.0, notes=notes
+                    known, began=began, why=reasons(state), bundle_s=0.0, verdict_s=0.0, notes=notes, news=False
                 )
         if self.on_incident is not None:
             await self.on_incident(incident)
@@ -301,6 +306,15 @@ class Watch:
         log.error("stacks could not be taken", error=f"{type(error).__name__}: {error}")
         blind: Readings = {e.name: Blind(f"{type(error).__name__}: {error}"[:200]) for e in self._engines}
         self._rounds = stacks.Rounds(time.monotonic(), self._engines, readings=blind)
+
+
+_VARIES = re.compile(r"\([^()]*\)|\d[\d.]*")
+
+
+def _ground(state: State) -> object:
+    """What a confirmation rests on: whether a proof, the class of its signs, and of each piece of evidence the signal,
+    the rank and what it says, without what counts and measures in it."""
+    return state.proof, state.cls, frozenset((e.signal, e.rank, _VARIES.sub("", e.text)) for e in state.why)
 
 
 def _say(old: State | None, state: State) -> None:
